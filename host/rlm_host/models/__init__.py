@@ -1,0 +1,1 @@
+"""Models: the provider seam, the catalog, credentials, and the scripted provider without a key."""
