@@ -129,7 +129,9 @@ class Unsupported(RlmError):
 
 class Uncertain(RlmError):
     code = -31005
-    meaning = "The request was received before a crash and its outcome is unknown; it was not repeated."
+    meaning = (
+        "The request was received before a crash and its outcome is unknown; it was not repeated."
+    )
 
 
 class Conflict(RlmError):
@@ -227,7 +229,9 @@ class UnknownOption(RlmError):
 
 class NameInvalid(RlmError):
     code = -31302
-    meaning = "A child's name is 1 to 64 characters without space at the ends, and not a reserved word."
+    meaning = (
+        "A child's name is 1 to 64 characters without space at the ends, and not a reserved word."
+    )
 
 
 class ContractRequired(RlmError):

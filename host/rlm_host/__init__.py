@@ -1,0 +1,1 @@
+"""The host: owns sessions, children and loops."""
