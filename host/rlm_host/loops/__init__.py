@@ -1,1 +1,1 @@
-"""Durable loops: a controller table, a kernel that keeps its order, and the stores below it."""
+"""The durable loop kernel."""

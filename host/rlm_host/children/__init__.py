@@ -1,0 +1,1 @@
+"""The spawn boundary and the registry of recursive children."""

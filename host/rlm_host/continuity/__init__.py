@@ -1,0 +1,1 @@
+"""What keeps a session going: goals, schedules, harness, compaction, notices."""

@@ -1,0 +1,1 @@
+"""Kernel processes: life cycle, environments, snapshots."""

@@ -1,0 +1,1 @@
+"""Leased event stores for runs."""

@@ -1,0 +1,1 @@
+"""Providers behind one seam, catalog, credentials, and the model that needs no key."""
