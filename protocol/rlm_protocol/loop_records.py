@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
-Number = float | Literal["nan", "inf", "-inf"]
+from .loop import Number, RunStatus
 
 Action = Literal["accept", "reject", "defer", "rollback", "stop"]
 VerdictKind = Literal["allow", "defer", "error", "rollback", "deny", "stop"]
-RunStatus = Literal["running", "paused", "completed", "cancelled", "failed"]
 TERMINAL: frozenset[RunStatus] = frozenset({"completed", "cancelled", "failed"})
 Phase = Literal["step", "apply", "rollback"]
 
