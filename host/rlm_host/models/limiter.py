@@ -17,6 +17,8 @@ REFUSALS: frozenset[ErrorKind] = frozenset({"rate_limit", "overloaded"})
 FIRST_WAIT_MS = 500
 LONGEST_WAIT_MS = 30_000
 """The longest wait that we choose ourselves. A vendor's Retry-After may be longer."""
+GROWTH = 4
+"""How slowly it tries whether the vendor bears more: each such try may cost one refusal."""
 QUEUE_WAIT_MS = 60_000
 """A wait longer than this is an error at once, with the time in it, not a silent hang."""
 
@@ -42,9 +44,9 @@ class Limiter:
     """
     Admits requests in the order they came, at most `max_concurrent` at once.
 
-    A refusal lowers the number to what is still running, for that many the vendor bore; a number of
-    successes as large as the number raises it by one. A refusal also holds everything back: for the
-    vendor's Retry-After, else for a random part of a wait that doubles with each refusal in a row.
+    A refusal lowers the number to what else is running, for that many the vendor bore; `GROWTH`
+    times as many successes raise it by one. A refusal also holds everything back: for the vendor's
+    Retry-After, else for a random part of a wait that doubles with each refusal in a row.
     """
 
     def __init__(
@@ -107,13 +109,14 @@ class Limiter:
     def _learn_success(self) -> None:
         self._refusals = 0
         self._successes += 1
-        if self._successes >= self.allowed:
+        if self._successes >= GROWTH * self.allowed:
             self._successes = 0
             self.allowed = min(self._max, self.allowed + 1)
 
     def _learn_refusal(self, epoch: int, retry_after_ms: int | None) -> None:
         self._successes = 0
-        self.allowed = max(1, min(self.allowed, self._running - 1))
+        if self._running > 1:  # alone, it was refused for something else than company
+            self.allowed = min(self.allowed, self._running - 1)
         if epoch == self._epoch:
             self._epoch += 1
             self._refusals += 1
