@@ -109,6 +109,7 @@ class SessionKernel:
         self._running: _Cell | None = None
         self._quiet: asyncio.Task[None] | None = None
         self._unsaved = False
+        self._last_cell_ms = 0
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -384,12 +385,14 @@ class SessionKernel:
 
     def _save_soon(self) -> None:
         self._unsaved = True
-        if self._quiet is not None:
-            self._quiet.cancel()
-        self._quiet = asyncio.create_task(self._save_when_quiet())
+        self._last_cell_ms = self._host.clock.monotonic_ms()
+        if self._quiet is None or self._quiet.done():
+            self._quiet = asyncio.create_task(self._save_when_quiet())
 
     async def _save_when_quiet(self) -> None:
-        await self._host.clock.sleep(self._host.snapshot_after_ms)
+        clock, wait_ms = self._host.clock, self._host.snapshot_after_ms
+        while (left_ms := self._last_cell_ms + wait_ms - clock.monotonic_ms()) > 0:
+            await clock.sleep(left_ms)
         if self._slot.keeps and not self._worker.waiting and self._ending is None:
             await self._worker.put(self._save_quietly)
 
