@@ -252,6 +252,13 @@ class LoopKernel:
         """Let a paused run go on, once `run` is called."""
         return self._request(run_id, "resume", reason)
 
+    async def ask(self, run_id: str, action: ControlAction, reason: str) -> RunRow:
+        """Do what `cancel`, `pause` and `resume` do on behalf of a task."""
+        async with self.stores as stores:
+            row = await stores.call(lambda: self.store.request(run_id, action, reason))
+        self._keeper.poke()
+        return row
+
     def _request(self, run_id: str, action: ControlAction, reason: str) -> RunRow:
         row = self.store.request(run_id, action, reason)
         self._keeper.poke()

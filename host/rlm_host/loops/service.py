@@ -248,8 +248,7 @@ class LoopService:
         self, params: wire.RunControlParams, action: ControlAction, reason: str
     ) -> wire.Run:
         kernel = await self._kernel()
-        ask = getattr(kernel, action)
-        return run_of(await kernel.stores.call(lambda: ask(params.run_id, params.reason or reason)))
+        return run_of(await kernel.ask(params.run_id, action, params.reason or reason))
 
     def _tell(self, row: RunRow, generation: LoopGeneration) -> None:
         self._on_generation(
