@@ -168,12 +168,13 @@ class Fake:
                     done(id_, saved=sorted(self.names), skipped=[], bytes=1)
                 case "restore":
                     with open(message["path"]) as file:
-                        self.names.update(json.load(file))
-                    if "poison" in self.names:
+                        names = json.load(file)
+                    if "poison" in names:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    if "sour" in self.names:
+                    if "sour" in names:
                         done(id_, "error", reason="sour")
                     else:
+                        self.names.update(names)
                         done(id_, restored=sorted(self.names), failed=[])
                 case "list_names":
                     done(id_, names=sorted(self.names))

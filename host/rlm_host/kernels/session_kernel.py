@@ -2,24 +2,16 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
-import secrets
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import msgspec
 
 from rlm_protocol import kernel
-from rlm_protocol.errors import (
-    InternalError,
-    InvalidParams,
-    KernelBusy,
-    KernelDied,
-    RlmError,
-    SessionClosed,
-)
+from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied, RlmError
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
 
 from ..paths import check_id
@@ -42,12 +34,12 @@ from .lifecycle import State
 from .recipe import Recipe, SessionFacts
 from .slot import KernelSlot
 from .snapshots import SnapshotStore
+from .worker import Worker, settle
 
 YIELD_MS = 1_000
 """A session that closes gives its running cell this long, then kills it."""
 LAST_SAVE_MS = 5_000
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class _Cell(msgspec.Struct, eq=False):
@@ -55,13 +47,8 @@ class _Cell(msgspec.Struct, eq=False):
     code: str
     silent: bool
     on_event: OnEvent
-    future: asyncio.Future[CellOutcome]
+    future: asyncio.Future[CellOutcome] | None = None
     interrupted: bool = False
-
-
-class _Work(msgspec.Struct, eq=False):
-    do: Callable[[], Awaitable[Any]]
-    future: asyncio.Future[Any]
 
 
 class SessionKernel:
@@ -113,14 +100,12 @@ class SessionKernel:
         self._slot = KernelSlot(self._open, store)
         self._told_status = KernelStatus.ABSENT
         self._told_revival: Revival | None = None
-        self._queue: deque[_Cell | _Work] = deque()
+        self._worker = Worker(self._between, self._end)
         self._cells: dict[str, _Cell] = {}
         self._running: _Cell | None = None
-        self._wake = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
         self._quiet: asyncio.Task[None] | None = None
         self._unsaved = False
-        self._closing = False
+        self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -148,11 +133,6 @@ class SessionKernel:
         """Why the snapshot on disk could not be used. None is written until it is dropped."""
         return self._slot.blocked
 
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """Ids of the cells that wait, in order."""
-        return tuple(entry.id for entry in self._queue if isinstance(entry, _Cell))
-
     # --- cells ------------------------------------------------------------------------------------
 
     async def execute(
@@ -172,15 +152,14 @@ class SessionKernel:
         """
         if check_id(cell_id) in self._cells:
             raise InvalidParams("A cell with this id runs or waits already.", cell_id=cell_id)
-        if len(self.waiting) >= CELLS_QUEUED:
+        if self._worker.waiting >= CELLS_QUEUED:
             raise KernelBusy("Too many cells wait for this kernel.", waiting=CELLS_QUEUED)
-        future: asyncio.Future[CellOutcome] = asyncio.get_running_loop().create_future()
-        cell = _Cell(id=cell_id, code=code, silent=silent, on_event=on_event, future=future)
-        self._enqueue(cell)
+        cell = _Cell(id=cell_id, code=code, silent=silent, on_event=on_event)
+        cell.future = self._worker.put(functools.partial(self._run, cell))
+        cell.future.add_done_callback(lambda _: self._forget(cell))
         self._cells[cell_id] = cell
-        future.add_done_callback(lambda _: self._forget(cell))
         try:
-            return await future
+            return await cell.future
         except asyncio.CancelledError:
             self._interrupt(cell)
             raise
@@ -250,7 +229,7 @@ class SessionKernel:
             SnapshotFailed: nothing was saved; the last snapshot is as it was.
             KernelDied: the process ended over it.
         """
-        return await self._submit(lambda: self._save(prune_oversized))
+        return await self._worker.put(lambda: self._save(prune_oversized))
 
     async def restore(self) -> Revival:
         """
@@ -262,7 +241,7 @@ class SessionKernel:
             KernelDied: the process ended over it.
             KernelUnavailable: no kernel can be started.
         """
-        return await self._submit(self._slot.restore)
+        return await self._worker.put(self._slot.restore)
 
     async def restart(self, *, restore: bool) -> Revival | None:
         """
@@ -279,7 +258,7 @@ class SessionKernel:
         for cell in list(self._cells.values()):
             self._interrupt(cell)
         self.kill()
-        return await self._submit(renew, first=True)
+        return await self._worker.put(renew, first=True)
 
     async def drop_snapshot(self) -> None:
         """Delete the snapshot, also one that was refused; new ones may be written again."""
@@ -298,56 +277,21 @@ class SessionKernel:
         With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). A
         host that must exit calls `kill()` first.
         """
-        await to_the_end(self._close(snapshot))
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._close(snapshot))
+        await to_the_end(self._ending)
 
     # --- the worker -------------------------------------------------------------------------------
 
-    def _enqueue(self, entry: _Cell | _Work, *, first: bool = False) -> None:
-        if self._closing:
-            raise SessionClosed
-        if first:
-            self._queue.appendleft(entry)
-        else:
-            self._queue.append(entry)
-        self._wake.set()
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._serve())
-
-    async def _submit(self, do: Callable[[], Awaitable[T]], *, first: bool = False) -> T:
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._enqueue(_Work(do=do, future=future), first=first)
-        return await future
-
-    async def _serve(self) -> None:
-        try:
-            while True:
-                self._tell_status()
-                if self._slot.over:
-                    await self._slot.clear()
-                elif self._queue:
-                    await self._take(self._queue.popleft())
-                elif self._closing:
-                    return
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
-        finally:
-            await to_the_end(self._slot.clear())
+    async def _between(self) -> None:
+        self._tell_status()
+        if self._slot.over:
+            await self._slot.clear()
             self._tell_status()
 
-    async def _take(self, entry: _Cell | _Work) -> None:
-        if entry.future.done():  # its caller has given up
-            return
-        try:
-            result = await (self._run(entry) if isinstance(entry, _Cell) else entry.do())
-        except RlmError as why:
-            _settle(entry.future, error=why)
-        except Exception:
-            token = secrets.token_hex(4)
-            log.exception("a kernel's worker failed [%s]", token)
-            _settle(entry.future, error=InternalError(token=token))
-        else:
-            _settle(entry.future, result=result)
+    async def _end(self) -> None:
+        await to_the_end(self._slot.clear())
+        self._tell_status()
 
     async def _run(self, cell: _Cell) -> CellOutcome:
         self._running, told = cell, self._told_revival
@@ -397,10 +341,9 @@ class SessionKernel:
         if cell is self._running:
             if self._slot.kernel is not None:
                 self._slot.kernel.interrupt(cell.id)
-        elif cell in self._queue:
-            self._queue.remove(cell)
+        elif cell.future is not None and self._worker.withdraw(cell.future):
             outcome = CellOutcome(cell_id=cell.id, status="interrupted", duration_ms=0)
-            _settle(cell.future, result=outcome)
+            settle(cell.future, result=outcome)
 
     def _forget(self, cell: _Cell) -> None:
         if self._cells.get(cell.id) is cell:
@@ -422,7 +365,7 @@ class SessionKernel:
     def _state_changed(self, _: State) -> None:
         self._tell_status()
         if self._slot.over:
-            self._wake.set()
+            self._worker.poke()
 
     def _tell_status(self) -> None:
         if (status := self._slot.status) is not self._told_status:
@@ -440,8 +383,8 @@ class SessionKernel:
 
     async def _save_when_quiet(self) -> None:
         await self._host.clock.sleep(self._host.snapshot_after_ms)
-        if self._slot.keeps and not self._queue and not self._closing:
-            await self._submit(self._save_quietly)
+        if self._slot.keeps and not self._worker.waiting and self._ending is None:
+            await self._worker.put(self._save_quietly)
 
     async def _save_quietly(self) -> None:
         if not (self._unsaved and self._slot.keeps and self._slot.live):
@@ -471,35 +414,18 @@ class SessionKernel:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _close(self, snapshot: bool) -> None:
-        waiting, self._closing = list(self._queue), True
-        self._queue.clear()
         if self._quiet is not None:
             self._quiet.cancel()
-        for entry in waiting:
-            _settle(entry.future, error=SessionClosed())
-        if self._worker is None:
+        if not self._worker.close():
             return
         if self._running is not None:
             self._interrupt(self._running)
-        if await self._ended_in(YIELD_MS, _nothing) and snapshot:
-            await self._ended_in(LAST_SAVE_MS, self._save_quietly)
-        self._wake.set()
-        await asyncio.wait({self._worker})
-        for cell in list(self._cells.values()):
-            _settle(cell.future, error=SessionClosed())
-
-    async def _ended_in(self, limit_ms: int, do: Callable[[], Awaitable[None]]) -> bool:
-        """Let the worker do a last thing; if it cannot in time, end process and worker."""
-        assert self._worker is not None
-        last = _Work(do=do, future=asyncio.get_running_loop().create_future())
-        self._queue.append(last)
-        self._wake.set()
-        await asyncio.wait({last.future, self._worker}, timeout=limit_ms / 1000)
-        if last.future.done():
-            return True
-        self.kill()
-        self._worker.cancel()
-        return False
+        ended = await self._worker.last(_nothing, limit_ms=YIELD_MS)
+        if ended and snapshot:
+            ended = await self._worker.last(self._save_quietly, limit_ms=LAST_SAVE_MS)
+        if not ended:
+            self.kill()
+        await self._worker.finish(patience_ms=None if ended else YIELD_MS)
 
 
 async def _nothing() -> None:
@@ -508,14 +434,3 @@ async def _nothing() -> None:
 
 def _is_interrupt(error: kernel.Error) -> bool:
     return error.ename == "KeyboardInterrupt"
-
-
-def _settle(
-    future: asyncio.Future[Any], *, result: object = None, error: RlmError | None = None
-) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -107,8 +107,10 @@ class KernelSlot:
         gone, self.kernel = self.kernel, None
         await self._stack.aclose()
         self._stack = contextlib.AsyncExitStack()
-        if gone is not None:
-            self._lost = reason or ("killed" if gone.was_killed else "died")
+        if reason is not None:
+            self._lost = reason
+        elif gone is not None:
+            self._lost = "killed" if gone.was_killed else "died"
 
     async def restore(self) -> Revival:
         """
@@ -177,19 +179,16 @@ class KernelSlot:
         if restore:
             try:
                 self.revival = await self._load(self.kernel, lost or "resumed")
-            except SnapshotUntrusted as why:
-                self.blocked = str(why)
-                self.revival = Revival(reason=lost or "resumed", refused=str(why))
+            except SnapshotUntrusted:
+                pass  # `blocked` says why
             except KernelDied:
-                # The snapshot ends kernels: start once more, without it.
                 self.blocked = "The kernel died while it loaded the snapshot."
                 await self.clear()
+                # The snapshot ends kernels: start once more, without it.
                 self.kernel = await self._stack.enter_async_context(await self._open())
-                self.revival = Revival(reason=lost or "resumed", refused=self.blocked)
-        if self.revival is None and lost is not None:
-            self.revival = Revival(
-                reason=lost, refused="There is no snapshot." if restore else None
-            )
+        if self.revival is None and (lost is not None or self.blocked is not None):
+            refused = (self.blocked or NO_SNAPSHOT) if restore else None
+            self.revival = Revival(reason=lost or "resumed", refused=refused)
         await self._bind(self.kernel)
 
     async def _load(self, kernel_: Kernel, reason: Reason) -> Revival | None:
