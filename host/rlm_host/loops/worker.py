@@ -34,7 +34,7 @@ from .inputs import LoopObservation, Verdict
 from .leases import Hold
 from .report import LoopGeneration
 from .seed import step_seed
-from .stores.base import Appended, RunStore
+from .stores.base import Appended, RunRow, RunStore
 from .stores.group_commit import Fault
 from .telemetry import GenerationSpan, NoSpan, RSITelemetry
 
@@ -52,7 +52,7 @@ class Surroundings:
     decision_log: DecisionLog | None
     telemetry: RSITelemetry | None
     compute: ComputeController | None
-    on_generation: Callable[[str, LoopGeneration], None] | None
+    on_generation: Callable[[RunRow, LoopGeneration], None] | None
     fault: Fault
 
 
@@ -93,7 +93,8 @@ class Worker:
         self._seed_root = seed_root
         self._work = work
         self._controller = RSIController(config, hold.lease.row.head)
-        self._deaths = hold.lease.row.claims - 1
+        self._row = hold.lease.row
+        self._deaths = self._row.claims - 1
         self.ended = False
 
     @property
@@ -225,7 +226,7 @@ class Worker:
         if log is not None:
             yield StoreCall(lambda: log.record(self._lease.run_id, event))
         if self._around.on_generation is not None:
-            self._around.on_generation(self._lease.run_id, LoopGeneration.from_event(event))
+            self._around.on_generation(self._row, LoopGeneration.from_event(event))
 
     def _apply(
         self, phase: Phase, function: Callable[..., Any], decided: Intent, span: GenerationSpan
@@ -287,6 +288,7 @@ class Worker:
         except StoreUnavailable:
             appended = yield append  # whether the first one is there, this one finds out
         self._hold.confirm(appended.control)
+        self._row = msgspec.structs.replace(self._row, head=head, status=status, reason=reason)
         self._deaths = 0
         self.ended = status != "running"
 
