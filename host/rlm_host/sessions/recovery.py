@@ -78,19 +78,12 @@ def read(
 
 
 def recover(
-    directory: Directory,
-    name: str,
-    *,
-    files: Files,
-    folds: Mapping[str, Fold],
-    fresh: Mapping[str, Fold],
+    directory: Directory, name: str, *, files: Files, make_folds: Callable[[], dict[str, Fold]]
 ) -> Recovered:
     """
     Fold the journal from its checkpoint, or from its beginning, and mend its tail.
 
-    Args:
-        folds: empty folds that a checkpoint is loaded into.
-        fresh: other empty folds, used when the checkpoint is no good.
+    `make_folds` gives empty folds; those that a checkpoint has spoiled are thrown away.
 
     Raises:
         StoreCorrupt: the header cannot be read. Nothing was changed.
@@ -190,12 +183,9 @@ def _damage(spans: list[Span], after_seq: int, before: Found | None) -> r.Damage
     )
 
 
-def _is_known(damage: r.DamageFound, known: list[r.DamageFound]) -> bool:
-    return any(
-        (k.offset, k.after_seq, k.before_seq)
-        == (damage.offset, damage.after_seq, damage.before_seq)
-        for k in known
-    )
+def _unknown(damage: list[r.DamageFound], known: list[r.DamageFound]) -> list[r.DamageFound]:
+    recorded = {(k.offset, k.after_seq, k.before_seq) for k in known}
+    return [d for d in damage if (d.offset, d.after_seq, d.before_seq) not in recorded]
 
 
 def _quarantine(
