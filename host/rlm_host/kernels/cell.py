@@ -5,6 +5,7 @@ from enum import StrEnum, auto
 from typing import Any, Literal
 
 import msgspec
+
 from rlm_protocol import kernel
 
 OutputEvent = kernel.Stdout | kernel.Stderr | kernel.Result | kernel.Display | kernel.Error
