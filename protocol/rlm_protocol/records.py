@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from .base import ErrorInfo
+from .child import ChildRecord
 from .framing import UNDECODABLE, decode_error
 from .item import Item
+from .record import Record as _Record
 from .session import Budget, SessionOptions, Thinking
 from .turn import TurnStatus
 from .usage import Usage
@@ -22,17 +24,6 @@ from .usage import Usage
 SCHEMA = 1
 """Of the journal's records. A journal with a greater number was written by a newer host."""
 CRC_BYTES = len(b',"crc":"00000000"}')
-
-
-class _Record(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    rename="camel",
-    tag_field="type",
-    omit_defaults=True,
-):
-    """Base of every record. Unknown fields are ignored: a newer host may have added some."""
 
 
 # --- the session itself ---------------------------------------------------------------------------
@@ -326,57 +317,8 @@ class UsageRecorded(_Record, frozen=True, tag="usage_recorded"):
     turn_id: str | None = None
 
 
-# --- children: this block is the children engineer's --------------------------------------------
-
-
-class ChildUsageAttributed(_Record, frozen=True, tag="child_usage_attributed"):
-    """
-    Usage of a child's subtree was folded into this session (seed: Usage and Cost Attribution).
-
-    `target_item_id` is the parent's item that launched the child, None before there was one (the
-    session's own bucket). `aggregate` is the target's sum after this record.
-    """
-
-    child_id: str
-    child_usage: Usage
-    aggregate: Usage
-    target_item_id: str | None = None
-
-
-class ChildAdmitted(_Record, frozen=True, tag="child_admitted"):
-    """A child was admitted. Durable before its handle returns and before its first request."""
-
-    child_id: str
-    session_id: str
-    directory: str
-    name: str
-    model: str
-    prompt: str
-    depth: int
-    thinking: Thinking | None = None
-    turn_id: str | None = None
-    item_id: str | None = None
-    contract: dict[str, Any] | None = None
-
-
-class ChildStatusChanged(_Record, frozen=True, tag="child_status_changed"):
-    """A child's status, and the generation of the task it belongs to."""
-
-    child_id: str
-    status: Literal["queued", "running", "completed", "error", "cancelled"]
-    generation: int
-    error: str | None = None
-
-
-class ChildDeleted(_Record, frozen=True, tag="child_deleted"):
-    """A tombstone for a child and its whole subtree."""
-
-    child_id: str
-
-
 # --- the union ------------------------------------------------------------------------------------
 
-ChildRecord = ChildUsageAttributed | ChildAdmitted | ChildStatusChanged | ChildDeleted
 Record = (
     SessionOpened
     | SessionRenamed

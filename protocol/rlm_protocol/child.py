@@ -1,0 +1,145 @@
+"""
+Children in the journal of their parent: what a spawn agreed on, and what became of it since.
+
+The registry of a session's children, their usage and the budgets of a tree are folds of these.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from .item import Outcome
+from .record import Record
+from .session import Budget, Thinking
+from .usage import Usage
+
+
+class ResultContract(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    What the child may submit (seed: rlm-runtime, Python API).
+
+    `schema` is JSON Schema draft 2020-12 without remote references; None admits any JSON value.
+    `sink` is a relative path inside the child's directory that always holds the newest result.
+    With `required`, a task that ends without a result has failed.
+    """
+
+    schema: dict[str, Any] | bool | None = None
+    sink: str | None = None
+    required: bool = False
+
+
+class ContextPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Four independent switches: the notice at a task's end, direct messages, observation, fields.
+
+    `fields` names the top-level fields of a result that the parent may read; None admits all.
+    """
+
+    terminal: bool = True
+    messages: bool = True
+    observe: bool = True
+    fields: tuple[str, ...] | None = None
+
+
+class ChildAdmitted(Record, frozen=True, tag="child_admitted"):
+    """
+    A child and its first task were admitted: durable before the handle returns.
+
+    `turn_id` and `item_id` are the parent's that launched it, None when a client did.
+    """
+
+    child_id: str
+    session_id: str
+    directory: str
+    name: str
+    model: str
+    prompt: str
+    depth: int
+    max_depth: int
+    thinking: Thinking | None = None
+    contract: ResultContract | None = None
+    context: ContextPolicy = ContextPolicy()
+    budget: Budget | None = None
+    tools: tuple[str, ...] = ()
+    turn_id: str | None = None
+    item_id: str | None = None
+
+
+class ChildStatusChanged(Record, frozen=True, tag="child_status_changed"):
+    """
+    A child's status, and the generation of the task it belongs to.
+
+    `queued` opens the next task; `turn_id` and `item_id` are then the parent's that gave it.
+    `completed`, `error` and `cancelled` close it with its `outcome`, once for each generation;
+    `phase` says how far a task had come that a crash cut short.
+    """
+
+    child_id: str
+    status: Literal["queued", "running", "completed", "error", "cancelled"]
+    generation: int
+    outcome: Outcome | None = None
+    error: str | None = None
+    phase: Literal["beforePrompt", "afterPrompt"] | None = None
+    turn_id: str | None = None
+    item_id: str | None = None
+
+
+class ChildDeleted(Record, frozen=True, tag="child_deleted"):
+    """A tombstone for a child and its whole subtree."""
+
+    child_id: str
+
+
+class ChildUsageAttributed(Record, frozen=True, tag="child_usage_attributed"):
+    """
+    Usage of a child's subtree was folded into this session (seed: Usage and Cost Attribution).
+
+    `target_item_id` is the parent's item that launched the task, None before there was one (the
+    session's own bucket). `aggregate` is the target's sum of children after this record.
+    """
+
+    child_id: str
+    child_usage: Usage
+    aggregate: Usage
+    target_item_id: str | None = None
+
+
+class BudgetReserved(Record, frozen=True, tag="budget_reserved"):
+    """
+    The worst case of a provider request, or one spawn, was set aside on every scope of `scopes`.
+
+    In the journal of the tree's root, durable before the request goes out.
+    """
+
+    reservation_id: str
+    session_id: str
+    scopes: tuple[str, ...]
+    cost_nano_usd: int = 0
+    tokens: int = 0
+    spawns: int = 0
+
+
+class BudgetSettled(Record, frozen=True, tag="budget_settled"):
+    """What a reservation really took; everything else of it is free again."""
+
+    reservation_id: str
+    cost_nano_usd: int = 0
+    tokens: int = 0
+    spawns: int = 0
+
+
+class BudgetWarned(Record, frozen=True, tag="budget_warned"):
+    """A scope passed 80 % of a limit and its session was told. Once for each scope."""
+
+    scope: str
+
+
+ChildRecord = (
+    ChildAdmitted
+    | ChildStatusChanged
+    | ChildDeleted
+    | ChildUsageAttributed
+    | BudgetReserved
+    | BudgetSettled
+    | BudgetWarned
+)
