@@ -139,13 +139,11 @@ class TurnAccepted(_Record, frozen=True, tag="turn_accepted"):
     """
     A turn that was made durable and runs. What was said follows as completed items.
 
-    `inputs` names the queued inputs that it takes up; they are no longer pending. `tree` is an
-    optional workspace tree id.
+    `tree` is an optional workspace tree id.
     """
 
     turn_id: str
     origin: Origin = "client"
-    inputs: tuple[str, ...] = ()
     client_message_id: str | None = None
     output_schema: dict[str, Any] | None = None
     budget: Budget | None = None
@@ -254,7 +252,7 @@ class InputQueued(_Record, frozen=True, tag="input_queued"):
     """
     Something was said to the session and waits: a follow-up, a message, a notice.
 
-    It is taken up when a turn names it in `inputs` or when the item with its id is completed.
+    It is taken up when the item with its id is completed.
     `mode` `steer` enters a running turn before its next request, `follow_up` waits for its end;
     both start a turn when the session is idle.
     """
@@ -271,6 +269,10 @@ class InputWithdrawn(_Record, frozen=True, tag="input_withdrawn"):
     item_id: str
 
 
+class InputsHeld(_Record, frozen=True, tag="inputs_held"):
+    """A person stopped the whole tree: what waits starts no turn until a person starts one."""
+
+
 # --- requests, kernel, usage ----------------------------------------------------------------------
 
 
@@ -283,11 +285,16 @@ class RequestReceived(_Record, frozen=True, tag="request_received"):
 
 
 class RequestRecorded(_Record, frozen=True, tag="request_recorded"):
-    """Its result, for every repeat of the key. Without `done` it was refused and may run again."""
+    """
+    Its result or its error, for every repeat of the key.
+
+    Without `done` it was refused before anything happened, and may run again.
+    """
 
     key: str
     done: bool
     result: Any = None
+    error: dict[str, Any] | None = None
 
 
 class KernelStarted(_Record, frozen=True, tag="kernel_started"):
@@ -337,6 +344,7 @@ Record = (
     | ContextCompacted
     | InputQueued
     | InputWithdrawn
+    | InputsHeld
     | RequestReceived
     | RequestRecorded
     | KernelStarted

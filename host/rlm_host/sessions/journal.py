@@ -71,10 +71,11 @@ class Journal:
         executor: Executor,
         now_ms: Callable[[], int],
         on_durable: OnDurable,
+        on_failed: Callable[[], None],
     ) -> None:
         self._directory, self._name = directory, name
         self._files, self._executor, self._now_ms = files, executor, now_ms
-        self._on_durable = on_durable
+        self._on_durable, self._on_failed = on_durable, on_failed
         self._place = place
         self._fd = -1  # opened by the first append, and again after a failure
         self._next_seq = place.seq + 1
@@ -86,6 +87,11 @@ class Journal:
     def place(self) -> Place:
         """The end of what is durable."""
         return self._place
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the record that was appended last, durable or not yet."""
+        return self._next_seq - 1
 
     def append(self, record: r.Record) -> asyncio.Future[r.Entry]:
         """
@@ -160,6 +166,7 @@ class Journal:
         self._next_seq = self._place.seq + 1
         error = store_error(why, self._path)
         log.warning("%s", error)
+        self._on_failed()
         for _, _, future in batch:
             if not future.done():
                 future.set_exception(error)

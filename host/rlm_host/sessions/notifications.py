@@ -1,5 +1,7 @@
 """What a durable record means to clients: at most one notification each. Pure."""
 
+from typing import Any
+
 import msgspec
 
 from rlm_protocol import item as i
@@ -17,7 +19,7 @@ def notification_of(entry: r.Entry, view: Session) -> Notification | None:
 
     `view` is the session as it is now: a replay tells the present name, not one that has passed.
     """
-    where = {"session_id": view.id, "seq": entry.seq, "gen": entry.gen}
+    where: dict[str, Any] = {"session_id": view.id, "seq": entry.seq, "gen": entry.gen}
     record = entry.record
     match record:
         case r.SessionOpened():
@@ -70,6 +72,6 @@ def _damage_text(record: r.DamageFound) -> str:
     last = "the end" if record.before_seq is None else f"record {record.before_seq}"
     return (
         f"The journal was damaged between record {record.after_seq} and {last} "
-        f"({record.size_bytes} bytes: {record.reason}). Everything else was kept, the damaged bytes "
-        f"are in {record.file}; the session cannot be forked at a turn before that place."
+        f"({record.size_bytes} bytes: {record.reason}). Everything else was kept, the damaged "
+        f"bytes are in {record.file}; the session cannot be forked at a turn before that place."
     )

@@ -14,6 +14,7 @@ import msgspec
 
 from rlm_protocol import bridge
 from rlm_protocol import records as r
+from rlm_protocol.errors import InvalidParams, MethodNotFound
 from rlm_protocol.session import Thinking
 from rlm_protocol.usage import Usage
 
@@ -159,3 +160,22 @@ class SessionPorts:
         self.on_stop: list[OnStop] = []
         self.project: dict[type, Project] = {}
         self.folds: dict[str, Callable[[], Fold]] = {}
+
+    async def answer(
+        self, session: "SessionActor", kind: str, payload: dict[str, Any], cell_id: str | None
+    ) -> bridge.Reply:
+        """
+        Answer a host request of a cell.
+
+        Raises:
+            MethodNotFound: nobody offers this type.
+            InvalidParams: the payload does not fit it.
+        """
+        row, handler = bridge.BRIDGE.get(kind), self.host_requests.get(kind)
+        if row is None or handler is None:
+            raise MethodNotFound(f"This host does not offer {kind[:64]!r}.", type=kind[:64])
+        try:
+            decoded = msgspec.convert(payload, row.payload)
+        except msgspec.ValidationError as why:
+            raise InvalidParams(f"{kind}: {why}", type=kind) from None
+        return await handler(session, decoded, cell_id)

@@ -12,6 +12,7 @@ import msgspec
 
 from rlm_protocol import records as r
 from rlm_protocol.base import ErrorInfo
+from rlm_protocol.child import ChildUsageAttributed
 from rlm_protocol.errors import HostLost
 from rlm_protocol.item import ReplCell
 from rlm_protocol.session import Session, SessionOptions, SessionStatus, Thinking
@@ -21,6 +22,10 @@ REQUESTS_REMEMBERED = 1000
 """Idempotency keys of a session whose results are kept."""
 INPUTS_REMEMBERED = 1000
 """Ids of inputs that were taken up or withdrawn: the same one delivered again is none."""
+
+USER_CELLS = 20
+USER_CODE_CHARS = 2000
+"""Of a person's cells since the model was last asked, this much is remembered."""
 
 
 class OpenTurn(msgspec.Struct, kw_only=True):
@@ -49,6 +54,14 @@ class KnownRequest(msgspec.Struct, frozen=True, kw_only=True):
     request: str
     done: bool = False
     result: Any = None
+    error: dict[str, Any] | None = None
+
+
+class UserCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell that a person ran, for the model to be told of. `code` is cut."""
+
+    code: str
+    status: str
 
 
 class SessionState(msgspec.Struct, kw_only=True):
@@ -79,6 +92,10 @@ class SessionState(msgspec.Struct, kw_only=True):
     open_cells: dict[str, OpenCell] = {}
     pending: dict[str, r.InputQueued] = {}
     settled: dict[str, None] = {}
+    held: bool = False
+    """What waits starts no turn by itself (see `InputsHeld`)."""
+    user_cells: list[UserCell] = []
+    """Cells of people since the model was last asked, the last of them."""
     requests: dict[str, KnownRequest] = {}
     own: Usage = Usage()
     attributed: Usage = Usage()
@@ -139,6 +156,8 @@ class SessionState(msgspec.Struct, kw_only=True):
                     self.pending[record.item.id] = record
             case r.InputWithdrawn(item_id=item_id):
                 self._settle(item_id)
+            case r.InputsHeld():
+                self.held = True
             case r.RequestReceived():
                 self._remember(
                     record.key, KnownRequest(method=record.method, request=record.request)
@@ -151,7 +170,7 @@ class SessionState(msgspec.Struct, kw_only=True):
                 self.snapshot, self.snapshot_seq = record, self.seq
             case r.UsageRecorded(usage=usage):
                 self.own += usage
-            case r.ChildUsageAttributed(child_usage=usage):
+            case ChildUsageAttributed(child_usage=usage):
                 self.attributed += usage
             case _:
                 self._advance_turn(record, at_ms)
@@ -166,11 +185,11 @@ class SessionState(msgspec.Struct, kw_only=True):
                     output_schema=record.output_schema,
                 )
                 self.turns += 1
-                for item_id in record.inputs:
-                    self._settle(item_id)
+                self.held = self.held and record.origin not in ("client", "queue")
             case r.ProviderIntent(turn_id=turn_id, attempt=attempt):
                 if (turn := self._running(turn_id)) is not None:
                     turn.attempts = turn.intent = attempt
+                self.user_cells.clear()
             case r.ProviderOutcome(turn_id=turn_id) | r.ProviderFailed(turn_id=turn_id):
                 self.own += record.usage
                 if (turn := self._running(turn_id)) is not None:
@@ -181,6 +200,9 @@ class SessionState(msgspec.Struct, kw_only=True):
                 self.open_cells[item_id] = OpenCell(started_at_ms=at_ms, started=record)
             case r.ItemCompleted(item=item):
                 self.open_cells.pop(item.id, None)
+                if isinstance(item, ReplCell) and item.author == "client":
+                    cell = UserCell(code=item.code[:USER_CODE_CHARS], status=item.status)
+                    self.user_cells = [*self.user_cells, cell][-USER_CELLS:]
                 if item.id in self.pending:
                     self._settle(item.id)
             case r.TurnCompleted(turn_id=turn_id):
@@ -202,12 +224,12 @@ class SessionState(msgspec.Struct, kw_only=True):
         _forget_oldest(self.requests, REQUESTS_REMEMBERED)
 
     def _record_request(self, record: r.RequestRecorded) -> None:
-        known = self.requests.pop(record.key, None)
+        known = self.requests.pop(record.key, KnownRequest(method="", request=""))
         if record.done:
-            known = known or KnownRequest(method="", request="")
-            self._remember(
-                record.key, msgspec.structs.replace(known, done=True, result=record.result)
+            ended = msgspec.structs.replace(
+                known, done=True, result=record.result, error=record.error
             )
+            self._remember(record.key, ended)
 
     def status(self) -> SessionStatus:
         """What the session is doing; of a child that rests, how its last task ended."""
