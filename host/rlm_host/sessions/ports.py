@@ -126,6 +126,12 @@ IsQuiet = Callable[["SessionActor"], bool]
 OnStop = Callable[["SessionActor"], Awaitable[None]]
 """Stop everything below the session (`turn/interrupt {subtree}`)."""
 
+OnClose = Callable[["SessionActor"], Awaitable[None]]
+"""Called when a session begins to close: end what belongs to it (seed: parent teardown)."""
+
+MayOpen = Callable[[r.ParentLink], Awaitable[None]]
+"""Called before a child's session is opened. Raises SessionNotFound when it is deleted."""
+
 Project = Callable[["SessionActor", r.Entry], tuple[str, msgspec.Struct] | None]
 """Give the notification that a record of another owner means to clients, or None."""
 
@@ -158,6 +164,8 @@ class SessionPorts:
         self.on_idle: list[OnIdle] = []
         self.is_quiet: list[IsQuiet] = []
         self.on_stop: list[OnStop] = []
+        self.on_close: list[OnClose] = []
+        self.may_open: list[MayOpen] = []
         self.project: dict[type, Project] = {}
         self.folds: dict[str, Callable[[], Fold]] = {}
 

@@ -111,6 +111,16 @@ class Recorded:
             artifacts_path=str(self.artifacts_path),
         )
 
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the journal."""
+        return self._directory.path
+
+    @property
+    def depth(self) -> int:
+        """0 for a root session."""
+        return self.state.opened.parent.depth if self.state.opened.parent else 0
+
     # --- the journal ---
 
     @property

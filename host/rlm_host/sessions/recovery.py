@@ -91,33 +91,50 @@ def recover(
         OSError: the file cannot be read, or its tail cannot be mended.
     """
     with open(directory.open_file(name, os.O_RDONLY), "rb", buffering=_COPY_BYTES) as file:
-        folds = make_folds()
-        checkpoint = _usable(directory, name, file, folds)
-        if checkpoint is None:
-            begin = Recovered(
-                state=SessionState(),
-                folds=make_folds(),
-                place=Place(gen=1, seq=0, offset=0),
-                marks=[],
-                damage=[],
-                torn_bytes=0,
-                from_seq=0,
-            )
-        else:
-            begin = Recovered(
-                state=checkpoint.state,
-                folds=folds,
-                place=checkpoint.place,
-                marks=checkpoint.marks,
-                damage=[],
-                torn_bytes=0,
-                from_seq=checkpoint.place.seq,
-            )
-        tail = _fold(begin, file, str(directory.path / name))
-        unknown = _unknown(begin.damage, begin.state.damage)
-        begin.damage = [_quarantine(directory, name, file, damage) for damage in unknown]
-        _mend_tail(begin, tail, directory, name, file, files)
-    return begin
+        found = _begin(directory, name, file, make_folds)
+        tail = _fold(found, file, str(directory.path / name))
+        unknown = _unknown(found.damage, found.state.damage)
+        found.damage = [_quarantine(directory, name, file, damage) for damage in unknown]
+        _mend_tail(found, tail, directory, name, file, files)
+    return found
+
+
+def peek(directory: Directory, name: str) -> SessionState:
+    """Fold a journal without changing it. Raises like `recover`."""
+    with open(directory.open_file(name, os.O_RDONLY), "rb", buffering=_COPY_BYTES) as file:
+        found = _begin(directory, name, file, None)
+        _fold(found, file, str(directory.path / name))
+    return found.state
+
+
+def _begin(
+    directory: Directory,
+    name: str,
+    file: BinaryIO,
+    make_folds: Callable[[], dict[str, Fold]] | None,
+) -> Recovered:
+    """Give what the checkpoint holds, or nothing."""
+    folds = make_folds() if make_folds else None
+    checkpoint = _usable(directory, name, file, folds)
+    if checkpoint is None:
+        return Recovered(
+            state=SessionState(),
+            folds=make_folds() if make_folds else {},
+            place=Place(gen=1, seq=0, offset=0),
+            marks=[],
+            damage=[],
+            torn_bytes=0,
+            from_seq=0,
+        )
+    return Recovered(
+        state=checkpoint.state,
+        folds=folds or {},
+        place=checkpoint.place,
+        marks=checkpoint.marks,
+        damage=[],
+        torn_bytes=0,
+        from_seq=checkpoint.place.seq,
+    )
 
 
 def _fold(into: Recovered, file: BinaryIO, path: str) -> list[Span]:
@@ -273,9 +290,9 @@ def encode_checkpoint(
 
 
 def _usable(
-    directory: Directory, name: str, file: BinaryIO, folds: Mapping[str, Fold]
+    directory: Directory, name: str, file: BinaryIO, folds: Mapping[str, Fold] | None
 ) -> Checkpoint | None:
-    """Read the checkpoint if it fits this journal; load `folds` from it."""
+    """Read the checkpoint if it fits this journal; load `folds` from it, where they are asked."""
     try:
         digest, _, body = directory.read(checkpoint_name(name)).partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
@@ -283,9 +300,11 @@ def _usable(
         checkpoint = msgspec.json.decode(body, type=Checkpoint)
         if checkpoint.schema != CHECKPOINT_SCHEMA or checkpoint.state.header is None:
             return None
-        if checkpoint.folds.keys() != folds.keys() or not _is_of(file, checkpoint.place):
+        if not _is_of(file, checkpoint.place):
             return None
-        for key, fold in folds.items():
+        if folds is not None and checkpoint.folds.keys() != folds.keys():
+            return None
+        for key, fold in (folds or {}).items():
             fold.load(checkpoint.folds[key])
     except FileNotFoundError:
         return None

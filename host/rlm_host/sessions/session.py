@@ -400,6 +400,8 @@ class SessionActor(Recorded):
         self.closing = True
         if self._turn is not None:
             self._turn.interrupt.set()
+        for hook in self.ports.on_close:
+            await hook(self)
         if self._running is not None:
             await asyncio.wait([self._running], timeout=END_S)
         await self.kernel.aclose(snapshot=not self.state.opened.ephemeral)
