@@ -178,7 +178,7 @@ class Index:
 
         try:
             with paths.Directory.open(folder) as directory:
-                state = peek(directory, f"{session_id}.jsonl")
+                state, _ = peek(directory, f"{session_id}.jsonl")
         except (OSError, RlmError) as why:
             log.warning("session %s is not listed: %s", session_id, why)
             return None

@@ -129,8 +129,11 @@ OnStop = Callable[["SessionActor"], Awaitable[None]]
 OnClose = Callable[["SessionActor"], Awaitable[None]]
 """Called when a session begins to close: end what belongs to it (seed: parent teardown)."""
 
-MayOpen = Callable[[r.ParentLink], Awaitable[None]]
-"""Called before a child's session is opened. Raises SessionNotFound when it is deleted."""
+OnLoad = Callable[["SessionActor"], Awaitable[None]]
+"""Called when a session was loaded: what a crash left open is closed, no turn has started yet."""
+
+MayOpen = Callable[[r.ParentLink, str], Awaitable[None]]
+"""`(link, session_id)`, before a child is loaded. Raises SessionNotFound when it is deleted."""
 
 Project = Callable[["SessionActor", r.Entry], tuple[str, msgspec.Struct] | None]
 """Give the notification that a record of another owner means to clients, or None."""
@@ -165,6 +168,7 @@ class SessionPorts:
         self.is_quiet: list[IsQuiet] = []
         self.on_stop: list[OnStop] = []
         self.on_close: list[OnClose] = []
+        self.on_load: list[OnLoad] = []
         self.may_open: list[MayOpen] = []
         self.project: dict[type, Project] = {}
         self.folds: dict[str, Callable[[], Fold]] = {}

@@ -99,12 +99,16 @@ def recover(
     return found
 
 
-def peek(directory: Directory, name: str) -> SessionState:
+def peek(
+    directory: Directory,
+    name: str,
+    make_folds: Callable[[], dict[str, Fold]] | None = None,
+) -> tuple[SessionState, dict[str, Fold]]:
     """Fold a journal without changing it. Raises like `recover`."""
     with open(directory.open_file(name, os.O_RDONLY), "rb", buffering=_COPY_BYTES) as file:
-        found = _begin(directory, name, file, None)
+        found = _begin(directory, name, file, make_folds)
         _fold(found, file, str(directory.path / name))
-    return found.state
+    return found.state, found.folds
 
 
 def _begin(

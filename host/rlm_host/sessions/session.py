@@ -83,6 +83,8 @@ class SessionActor(Recorded):
         closing = closing_records(self.state, now_ms=self.clock.now_ms())
         if damage or closing:
             await self.append(*damage, *closing)
+        for hook in self.ports.on_load:
+            await hook(self)
         if self.pending("steer"):
             self.adopt(asyncio.ensure_future(self._next()))
 

@@ -40,11 +40,12 @@ from .index import Index
 from .journal import store_error
 from .lease import Lease, this_process
 from .options import composed, env_of, public
-from .ports import KernelFactory, Models, SessionPorts
+from .ports import Fold, KernelFactory, Models, SessionPorts
 from .recorded import Environment
-from .recovery import Recovered, checkpoint_name, read, recover, verify
+from .recovery import Recovered, checkpoint_name, peek, read, recover, verify
 from .requests import digest_of
 from .session import SessionActor
+from .state import SessionState
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class SessionStore:
         model = params.model or self._models.default()
         self._models.check(model, params.thinking)
         cwd = Path(params.cwd)
-        if not cwd.is_absolute() or not cwd.is_dir():
+        if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()
@@ -235,11 +236,7 @@ class SessionStore:
         return await asyncio.shield(self._opening[session_id])
 
     async def _load(self, session_id: str) -> SessionActor:
-        folder = None
-        if paths.is_id(session_id):
-            folder = await self._thread(self._index.folder_of, session_id)
-        if folder is None:
-            raise SessionNotFound(session_id=session_id)
+        folder = await self._folder_of(session_id)
         found = await self._thread_on(folder, lambda: self._open_journal(session_id, folder))
         try:
             header = found.recovered.state.opened
@@ -248,7 +245,7 @@ class SessionStore:
             if header.parent is not None:
                 await self.get(header.parent.session_id)
                 for check in self._shared.ports.may_open:
-                    await check(header.parent)
+                    await check(header.parent, session_id)
             damage, found.recovered.damage = found.recovered.damage, []
             actor = self._make(found, folder, {})
         except BaseException:
@@ -260,9 +257,20 @@ class SessionStore:
             self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
         return actor
 
+    async def _folder_of(self, session_id: str) -> Path:
+        folder = None
+        if paths.is_id(session_id):
+            folder = await self._thread(self._index.folder_of, session_id)
+        if folder is None:
+            raise SessionNotFound(session_id=session_id)
+        return folder
+
+    def _make_folds(self) -> dict[str, Fold]:
+        return {key: make() for key, make in self._shared.ports.folds.items()}
+
     def _open_journal(self, session_id: str, folder: Path) -> _Found:
         """Lock and fold a journal. Blocks."""
-        name, ports = f"{session_id}.jsonl", self._shared.ports
+        name = f"{session_id}.jsonl"
         owner = this_process(now_ms=self._shared.clock.now_ms(), socket=self._socket)
         directory = Directory.open(folder)
         try:
@@ -272,7 +280,7 @@ class SessionStore:
                     directory,
                     name,
                     files=self._shared.files,
-                    make_folds=lambda: {key: make() for key, make in ports.folds.items()},
+                    make_folds=self._make_folds,
                 )
             except BaseException:
                 lease.release()
@@ -324,6 +332,19 @@ class SessionStore:
         return tuple(self._loaded.values())
 
     # --- read ---
+
+    async def peek(self, session_id: str) -> tuple[SessionState, dict[str, Fold]]:
+        """Give a session's folds without loading it: they are a reading, not kept up to date."""
+        actor = self._loaded.get(session_id)
+        if actor is not None:
+            return actor.state, actor.folds
+        folder = await self._folder_of(session_id)
+
+        def look() -> tuple[SessionState, dict[str, Fold]]:
+            with Directory.open(folder) as directory:
+                return peek(directory, f"{session_id}.jsonl", self._make_folds)
+
+        return await self._thread_on(folder, look)
 
     async def list(self, params: SessionListParams) -> SessionListResult:
         """Give a page of root sessions, newest first. Raises InvalidParams for a foreign cursor."""
