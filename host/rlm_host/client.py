@@ -13,7 +13,7 @@ import os
 import socket as sockets
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -31,7 +31,7 @@ from rlm_protocol.errors import (
     from_jsonrpc,
 )
 from rlm_protocol.framing import NEED_DATA, UNDECODABLE, HeaderReceiver, Refused, encode_headers
-from rlm_protocol.host import CancelParams, InitializeResult
+from rlm_protocol.host import CancelParams, HostStatusResult, InitializeResult
 from rlm_protocol.limits import CLIENT_HEADER_BYTES, CLIENT_MESSAGE_BYTES
 from rlm_protocol.methods import EVENTS, PROTOCOL_MAX, PROTOCOL_MIN
 from rlm_protocol.rpc import (
@@ -125,11 +125,12 @@ class HostClient:
     """
     One connection to a host. Made by `spawn` or `attach`; used on one event loop.
 
-    `server` is the host's answer to `initialize`. `cursors` holds, for each session that this
-    client has heard of, the last record it was told.
+    `server` is the host's answer to `initialize`, `pid` its process. `cursors` holds, for each
+    session that this client has heard of, the last record it was told.
     """
 
     server: InitializeResult
+    pid: int
 
     def __init__(self, endpoint: Endpoint, process: HostProcess | None = None) -> None:
         """Use `spawn` or `attach` instead."""
@@ -184,6 +185,7 @@ class HostClient:
         )
         try:
             client = cls(endpoint, process)
+            client.pid = process.pid
             async with contextlib.aclosing(_Closing(client)):
                 await client._initialize(handlers, capabilities)
                 yield client
@@ -215,6 +217,7 @@ class HostClient:
         client = cls(Endpoint.of_socket(sock))
         async with contextlib.aclosing(_Closing(client)):
             await client._initialize(handlers, capabilities)
+            client.pid = (await client.call("host/status", None, HostStatusResult)).pid
             yield client
             await client._goodbye()
 
@@ -251,9 +254,17 @@ class HostClient:
         """Tell the host something that has no answer."""
         self._send(self._peer.notify(method, params if params is not None else {}))
 
-    @contextlib.contextmanager
-    def subscribe(self, *methods: str, session_id: str | None = None) -> Iterator[Subscription]:
-        """Collect notifications from now on, for the length of the block; no method means all."""
+    @contextlib.asynccontextmanager
+    async def notifications(
+        self, *methods: str, session_id: str | None = None
+    ) -> AsyncIterator[Subscription]:
+        """
+        Collect notifications from now on, for the length of the block.
+
+        Args:
+            methods: only these; none means all.
+            session_id: only of this session.
+        """
         subscription = Subscription(frozenset(methods), session_id)
         if self._lost is not None:
             subscription.end(self._lost)
@@ -262,12 +273,6 @@ class HostClient:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
-
-    async def notifications(self) -> AsyncIterator[HostNotification]:
-        """Iterate over every notification from the first step of the iteration on."""
-        with self.subscribe() as events:
-            async for event in events:
-                yield event
 
     def handle(self, method: str, handler: RequestHandler) -> None:
         """Answer the host's requests of this method; without a handler they are refused."""

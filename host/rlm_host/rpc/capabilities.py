@@ -44,7 +44,7 @@ def client_capabilities(params: InitializeParams) -> ClientCapabilities:
         InvalidParams: it says something that is not what it should be.
         Unsupported: client and host have no protocol number in common.
     """
-    experimental = params.capabilities.get("experimental")
+    experimental = (params.capabilities or {}).get("experimental")
     ours = experimental.get("rlm") if isinstance(experimental, dict) else None
     try:
         said = msgspec.convert(ours or {}, ClientCapabilities)
