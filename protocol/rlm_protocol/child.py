@@ -45,10 +45,12 @@ class ChildAdmitted(Record, frozen=True, tag="child_admitted"):
     """
     A child and its first task were admitted: durable before the handle returns.
 
-    `turn_id` and `item_id` are the parent's that launched it, None when a client did.
+    `parent_id` is the session that admitted it: in a fork of that session the child is somebody
+    else's. `turn_id` and `item_id` are the parent's that launched it, None when a client did.
     """
 
     child_id: str
+    parent_id: str
     session_id: str
     directory: str
     name: str
