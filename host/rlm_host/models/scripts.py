@@ -10,6 +10,7 @@ import msgspec
 
 from rlm_protocol.errors import ConfigInvalid
 
+from . import scripted_demo
 from .provider import AssistantMessage, Request, ToolResult, UserMessage
 from .scripted import Script, Step, answers, last_user_text, read_steps, this_turn
 
@@ -19,17 +20,6 @@ MARK = "[scripted] "
 _FENCE = re.compile(r"^```(?:python|py)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _RUN = re.compile(r"\A\s*run:(.*)\Z", re.DOTALL)
 _LIST = re.compile(r"\[\s*\{")
-
-
-def demo(request: Request) -> list[Step]:
-    """Say plainly what this is, and give back what was asked."""
-    return [
-        Step(
-            text=f"{MARK}This is scripted/demo: a fixed script, not a language model. "
-            "Choose a model with --model PROVIDER/MODEL to have your request worked on. "
-            f"You said: {last_user_text(request)}"
-        )
-    ]
 
 
 def echo(request: Request) -> list[Step]:
@@ -57,7 +47,12 @@ def steps(request: Request) -> list[Step]:
     return _next_answer(request, _play, hint)
 
 
-SCRIPTS: dict[str, Script] = {"demo": demo, "echo": echo, "python": python, "steps": steps}
+SCRIPTS: dict[str, Script] = {
+    "demo": scripted_demo.respond,
+    "echo": echo,
+    "python": python,
+    "steps": steps,
+}
 
 
 def load_script(path: Path) -> Script:
