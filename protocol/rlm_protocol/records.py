@@ -359,14 +359,6 @@ class UnknownRecord(msgspec.Struct, frozen=True):
     type: str
 
 
-class Position(msgspec.Struct, frozen=True):
-    """Where a record stands."""
-
-    seq: int
-    gen: int
-    at: int
-
-
 class Entry(msgspec.Struct, frozen=True):
     """One record with its place in the journal. `at_ms` is wall clock."""
 
@@ -382,7 +374,10 @@ class BadRecord(msgspec.Struct, frozen=True):
     reason: str
 
 
-class _Head(Position, frozen=True):
+class _Head(msgspec.Struct, frozen=True):
+    seq: int
+    gen: int
+    at: int
     type: str
 
 
@@ -397,6 +392,11 @@ def encode_line(record: Record, *, seq: int, gen: int, at_ms: int) -> bytes:
     head = b'{"seq":%d,"gen":%d,"at":%d,' % (seq, gen, at_ms)
     body = head + _encode(record)[1:-1]
     return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def crc_of(line: bytes) -> bytes:
+    """Give the checksum that a valid line (without its newline) carries."""
+    return line[-10:-2]
 
 
 def decode_line(line: bytes) -> Entry | BadRecord:
