@@ -1,5 +1,7 @@
 """Which Python a kernel runs on, inside what, and with which variables. Pure: nothing is run."""
 
+from pathlib import Path
+
 import msgspec
 
 
@@ -15,3 +17,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     python: str | None = None
     launcher: tuple[str, ...] = ()
     env: dict[str, str] = {}
+
+
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session brings to the start of its kernel."""
+
+    recipe: Recipe
+    cwd: Path
+    session_dir: Path
+    depth: int
+    max_depth: int
