@@ -41,6 +41,46 @@ class ContextPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     fields: tuple[str, ...] | None = None
 
 
+# --- `.rlm-contract.json`: the child's life-cycle journal ----------------------------------------
+
+
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A submitted result: the file that holds its bytes, in the child's directory."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+    stored_at_ms: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One task of a child, from its admission to the notice that its parent got of its end."""
+
+    generation: int
+    given_at_ms: int
+    prompt_durable_at_ms: int | None = None
+    result: StoredResult | None = None
+    replied: bool = False
+    ended_at_ms: int | None = None
+    outcome: Outcome | None = None
+    notice_admitted: bool = False
+
+
+class ContractDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Every task of one child. Written by the host only, replaced as a whole, never shown."""
+
+    version: int = 1
+    child_id: str
+    session_id: str
+    parent_id: str
+    contract: ResultContract | None = None
+    context: ContextPolicy = ContextPolicy()
+    tasks: tuple[Task, ...] = ()
+
+
+# --- in the parent's journal ----------------------------------------------------------------------
+
+
 class ChildAdmitted(Record, frozen=True, tag="child_admitted"):
     """
     A child and its first task were admitted: durable before the handle returns.
