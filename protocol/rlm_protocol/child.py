@@ -113,7 +113,8 @@ class ChildStatusChanged(Record, frozen=True, tag="child_status_changed"):
 
     `queued` opens the next task; `turn_id` and `item_id` are then the parent's that gave it.
     `completed`, `error` and `cancelled` close it with its `outcome`, once for each generation;
-    `phase` says how far a task had come that a crash cut short.
+    `phase` says how far a task had come that a crash cut short. `children` is how many the child
+    itself has had by then. `running` after a closed task: somebody else talks to the child.
     """
 
     child_id: str
@@ -122,6 +123,7 @@ class ChildStatusChanged(Record, frozen=True, tag="child_status_changed"):
     outcome: Outcome | None = None
     error: str | None = None
     phase: Literal["beforePrompt", "afterPrompt"] | None = None
+    children: int = 0
     turn_id: str | None = None
     item_id: str | None = None
 

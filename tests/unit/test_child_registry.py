@@ -81,7 +81,7 @@ def test_a_child_is_queued_when_it_is_admitted_and_listed_until_it_failed() -> N
 def test_a_tombstone_is_the_last_word() -> None:
     late = (status(1, "running"), DONE, status(1, "queued", 2), said(1), noticed(1, 1))
     registry = fold(admitted(1), r.ChildDeleted(child_id="sub-1"), *late)
-    assert registry.known() == registry.living() == registry.open() == []
+    assert registry.known() == registry.living() == registry.busy() == []
     assert registry.children["sub-1"].status is Status.DELETED
     assert not registry.children["sub-1"].owes_notice
     assert registry.taken() == frozenset()
@@ -167,12 +167,26 @@ def test_a_follow_up_names_the_item_that_gave_it() -> None:
     assert (child.outcome, child.error) == (None, None)
 
 
+def test_a_completed_child_that_somebody_talks_to_is_awake_and_owes_nothing() -> None:
+    registry = fold(admitted(1), status(1, "running"), DONE, noticed(1, 1), status(1, "running"))
+    child = registry.children["sub-1"]
+    assert (child.status, child.told) == (Status.AWAKE, "running")
+    assert registry.busy() == [child]
+    assert not child.owes_notice
+    again = fold(admitted(1), DONE, status(1, "running"), status(1, "completed")).children["sub-1"]
+    assert (again.status, again.outcome, again.owes_notice) == (
+        Status.COMPLETED,
+        "submitted",
+        True,
+    )
+
+
 def test_a_fork_reads_the_children_of_its_origin_and_owns_none() -> None:
     registry = fold(admitted(1), DONE, admitted(2), status(2, "running"), session_id="fork")
     first, second = registry.children.values()
     assert (first.foreign, first.status, first.owes_notice) == (True, Status.COMPLETED, False)
     assert (second.foreign, second.status, second.owes_notice) == (True, Status.CANCELLED, False)
-    assert registry.open() == []
+    assert registry.busy() == []
     assert [child.id for child in registry.living()] == ["sub-1"]
 
 

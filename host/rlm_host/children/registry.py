@@ -12,15 +12,13 @@ from typing import Any
 import msgspec
 
 from rlm_protocol import records as r
+from rlm_protocol.agent import AgentStatus
 from rlm_protocol.errors import AgentAmbiguous, AgentNotFound
 from rlm_protocol.item import AgentMessage, ChildMessage, Outcome, ReplCell
 from rlm_protocol.usage import Usage
 
-from .lifecycle import LIVING, Status
+from .lifecycle import BUSY, LIVING, OPEN, Status
 from .usage import Attribution
-
-OPEN = frozenset({Status.QUEUED, Status.RUNNING})
-"""A task is under way."""
 
 
 class Child(msgspec.Struct, kw_only=True):
@@ -29,8 +27,10 @@ class Child(msgspec.Struct, kw_only=True):
 
     `generation` counts its tasks from 1; `outcome`, `error` and `phase` are the last closed task's.
     `replied` says whether it wrote to its parent in the task that is open. `notified` is the last
-    generation whose notice the parent has. `item_id` is the parent's item that gave the task.
-    `foreign`: this session is a fork of the child's parent, so it may read the child, no more.
+    generation whose notice the parent has, `result_generation` the last that ended with a result.
+    `item_id` is the parent's item that gave the task, `children` how many the child itself had when
+    its last task ended. `foreign`: this session is a fork of the child's parent, so it may read the
+    child, no more.
     """
 
     admitted: r.ChildAdmitted
@@ -44,6 +44,8 @@ class Child(msgspec.Struct, kw_only=True):
     error: str | None = None
     replied: bool = False
     notified: int = 0
+    children: int = 0
+    result_generation: int = 0
 
     @property
     def id(self) -> str:
@@ -58,7 +60,15 @@ class Child(msgspec.Struct, kw_only=True):
     @property
     def status(self) -> Status:
         """What it is doing. A task that was open when the parent was forked is lost to the fork."""
-        return Status.CANCELLED if self.foreign and self.recorded in OPEN else self.recorded
+        if self.foreign and self.recorded in BUSY:
+            return Status.CANCELLED if self.recorded in OPEN else Status.COMPLETED
+        return self.recorded
+
+    @property
+    def told(self) -> AgentStatus:
+        """The status in the words of clients and kernels."""
+        status = self.status
+        return "running" if status is Status.AWAKE else status.value
 
     @property
     def living(self) -> bool:
@@ -70,7 +80,6 @@ class Child(msgspec.Struct, kw_only=True):
         """Whether a task was closed and the parent was not told yet, though it is to be told."""
         return (
             self.outcome is not None
-            and self.recorded not in OPEN
             and self.recorded is not Status.DELETED
             and self.admitted.context.terminal
             and not self.foreign
@@ -124,7 +133,6 @@ class Registry(msgspec.Struct, kw_only=True):
         child = self.children.get(record.child_id)
         if child is None or child.recorded is Status.DELETED:
             return
-        child.recorded = Status(record.status)
         child.generation = record.generation
         if record.status == "queued":
             child.turn_id, child.item_id = record.turn_id, record.item_id
@@ -132,10 +140,15 @@ class Registry(msgspec.Struct, kw_only=True):
             child.outcome = child.error = None
         if record.outcome is not None:
             child.outcome, child.error = record.outcome, record.error
+            child.children = record.children
+            if record.outcome == "submitted":
+                child.result_generation = record.generation
+        beyond = record.status == "running" and child.outcome is not None
+        child.recorded = Status.AWAKE if beyond else Status(record.status)
 
     def _hear(self, item: ChildMessage) -> None:
         child = self.children.get(item.sender_id)
-        if child is None:
+        if child is None or item.relationship != "child":
             return
         if item.notice is None:
             child.replied = child.replied or child.recorded in OPEN
@@ -158,9 +171,9 @@ class Registry(msgspec.Struct, kw_only=True):
             for word in (child.name, child.id, child.admitted.session_id)
         )
 
-    def open(self) -> list[Child]:
-        """Give the children of this session with a task under way."""
-        return [child for child in self.children.values() if child.status in OPEN]
+    def busy(self) -> list[Child]:
+        """Give the children of this session that are doing something."""
+        return [child for child in self.children.values() if child.status in BUSY]
 
     def by_session(self, session_id: str) -> Child | None:
         """Give the child whose session this is."""
