@@ -20,6 +20,10 @@ limits = st.builds(
 )
 
 
+def entry(record: Any) -> r.Entry:
+    return r.Entry(1, 1, 0, record)
+
+
 class Budgets(RuleBasedStateMachine):
     """A random tree of sessions whose requests reserve, settle, fail, or are cut off by a crash."""
 
@@ -32,7 +36,7 @@ class Budgets(RuleBasedStateMachine):
 
     def write(self, record: Any) -> None:
         self.journal.append(record)
-        self.book.apply(record)
+        self.book.apply(entry(record))
 
     def reserve(self, path: tuple[Scope, ...], amount: Amount) -> bool:
         try:
@@ -87,9 +91,12 @@ class Budgets(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """The host dies; the next one folds the journal and charges what was cut off in full."""
-        self.book = BudgetBook()
+        before, self.book = self.book, BudgetBook()
         for record in self.journal:
-            self.book.apply(record)
+            self.book.apply(entry(record))
+        loaded = BudgetBook()
+        loaded.load(before.dump())
+        assert loaded == self.book == before
         for key, reservation in list(self.book.open.items()):
             self.write(
                 r.BudgetSettled(
@@ -154,11 +161,10 @@ def test_limits(limit: dict[str, Any], amount: Amount, now_ms: int, unit: str | 
 def test_a_scope_warns_once_at_80_percent() -> None:
     book, of_tokens = BudgetBook(), scope(tokens=10)
     for number, warned in ((7, []), (1, [of_tokens]), (2, [of_tokens])):
-        book.apply(
-            r.BudgetReserved(
-                reservation_id=str(number), session_id="s", scopes=("s",), tokens=number
-            )
+        reserved = r.BudgetReserved(
+            reservation_id=str(number), session_id="s", scopes=("s",), tokens=number
         )
+        book.apply(entry(reserved))
         assert book.to_warn((of_tokens,), now_ms=0) == warned
-    book.apply(r.BudgetWarned(scope="s"))
+    book.apply(entry(r.BudgetWarned(scope="s")))
     assert book.to_warn((of_tokens,), now_ms=0) == []

@@ -6,8 +6,11 @@ it really took is settled afterwards and the rest is free again. A scope therefo
 limit, whatever runs side by side and whenever the host dies.
 """
 
+from typing import Any
+
 import msgspec
 
+from rlm_protocol import records as r
 from rlm_protocol.child import BudgetReserved, BudgetSettled, BudgetWarned
 from rlm_protocol.errors import BudgetExhausted
 from rlm_protocol.session import Budget
@@ -62,20 +65,32 @@ class BudgetBook(msgspec.Struct, kw_only=True):
     open: dict[str, BudgetReserved] = {}
     warned: dict[str, None] = {}
 
-    def apply(self, record: BudgetReserved | BudgetSettled | BudgetWarned) -> None:
+    def apply(self, entry: r.Entry) -> None:
         """Take in the next record; a settlement without its reservation changes nothing."""
-        match record:
-            case BudgetReserved():
+        match entry.record:
+            case BudgetReserved() as record:
                 if record.reservation_id not in self.open:
                     self.open[record.reservation_id] = record
                     _add(self.reserved, record.scopes, _amount(record))
-            case BudgetSettled():
+            case BudgetSettled() as record:
                 reservation = self.open.pop(record.reservation_id, None)
                 if reservation is not None:
                     _add(self.reserved, reservation.scopes, NOTHING - _amount(reservation))
                     _add(self.used, reservation.scopes, _amount(record))
-            case BudgetWarned():
-                self.warned[record.scope] = None
+            case BudgetWarned(scope=scope):
+                self.warned[scope] = None
+            case _:
+                pass
+
+    def dump(self) -> Any:
+        """Give the state as JSON builtins."""
+        return msgspec.to_builtins(self)
+
+    def load(self, state: Any) -> None:
+        """Take a dumped state. Raises ValueError (msgspec.ValidationError) when it is none."""
+        loaded = msgspec.convert(state, BudgetBook)
+        self.used, self.reserved = loaded.used, loaded.reserved
+        self.open, self.warned = loaded.open, loaded.warned
 
     def spent(self, key: str) -> Amount:
         """Give what a scope has used and reserved."""

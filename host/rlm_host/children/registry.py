@@ -20,6 +20,16 @@ from rlm_protocol.usage import Usage
 from .lifecycle import BUSY, LIVING, OPEN, Status
 from .usage import Attribution
 
+_TOLD: dict[Status, AgentStatus] = {
+    Status.QUEUED: "queued",
+    Status.RUNNING: "running",
+    Status.AWAKE: "running",
+    Status.COMPLETED: "completed",
+    Status.ERROR: "error",
+    Status.CANCELLED: "cancelled",
+    Status.DELETED: "deleted",
+}
+
 
 class Child(msgspec.Struct, kw_only=True):
     """
@@ -67,8 +77,7 @@ class Child(msgspec.Struct, kw_only=True):
     @property
     def told(self) -> AgentStatus:
         """The status in the words of clients and kernels."""
-        status = self.status
-        return "running" if status is Status.AWAKE else status.value
+        return _TOLD[self.status]
 
     @property
     def living(self) -> bool:
