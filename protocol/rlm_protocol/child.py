@@ -41,14 +41,56 @@ class ContextPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     fields: tuple[str, ...] | None = None
 
 
+# --- `.rlm-contract.json`: the child's life-cycle journal ----------------------------------------
+
+
+class StoredResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A submitted result: the file that holds its bytes, in the child's directory."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+    stored_at_ms: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One task of a child, from its admission to the notice that its parent got of its end."""
+
+    generation: int
+    given_at_ms: int
+    prompt_durable_at_ms: int | None = None
+    result: StoredResult | None = None
+    replied: bool = False
+    ended_at_ms: int | None = None
+    outcome: Outcome | None = None
+    notice_admitted: bool = False
+
+
+class ContractDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Every task of one child. Written by the host only, replaced as a whole, never shown."""
+
+    version: int = 1
+    child_id: str
+    session_id: str
+    parent_id: str
+    contract: ResultContract | None = None
+    context: ContextPolicy = ContextPolicy()
+    tasks: tuple[Task, ...] = ()
+
+
+# --- in the parent's journal ----------------------------------------------------------------------
+
+
 class ChildAdmitted(Record, frozen=True, tag="child_admitted"):
     """
     A child and its first task were admitted: durable before the handle returns.
 
-    `turn_id` and `item_id` are the parent's that launched it, None when a client did.
+    `parent_id` is the session that admitted it: in a fork of that session the child is somebody
+    else's. `turn_id` and `item_id` are the parent's that launched it, None when a client did.
     """
 
     child_id: str
+    parent_id: str
     session_id: str
     directory: str
     name: str
@@ -71,7 +113,8 @@ class ChildStatusChanged(Record, frozen=True, tag="child_status_changed"):
 
     `queued` opens the next task; `turn_id` and `item_id` are then the parent's that gave it.
     `completed`, `error` and `cancelled` close it with its `outcome`, once for each generation;
-    `phase` says how far a task had come that a crash cut short.
+    `phase` says how far a task had come that a crash cut short. `children` is how many the child
+    itself has had by then. `running` after a closed task: somebody else talks to the child.
     """
 
     child_id: str
@@ -80,6 +123,7 @@ class ChildStatusChanged(Record, frozen=True, tag="child_status_changed"):
     outcome: Outcome | None = None
     error: str | None = None
     phase: Literal["beforePrompt", "afterPrompt"] | None = None
+    children: int = 0
     turn_id: str | None = None
     item_id: str | None = None
 

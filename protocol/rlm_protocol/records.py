@@ -13,7 +13,14 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from .base import ErrorInfo
-from .child import ChildRecord
+from .child import BudgetReserved as BudgetReserved
+from .child import BudgetSettled as BudgetSettled
+from .child import BudgetWarned as BudgetWarned
+from .child import ChildAdmitted as ChildAdmitted
+from .child import ChildDeleted as ChildDeleted
+from .child import ChildRecord as ChildRecord
+from .child import ChildStatusChanged as ChildStatusChanged
+from .child import ChildUsageAttributed as ChildUsageAttributed
 from .framing import UNDECODABLE, decode_error
 from .item import Item
 from .record import Record as _Record

@@ -66,6 +66,7 @@ PURE = (
     "host/rlm_host/children/admission.py",
     "host/rlm_host/children/contract.py",
     "host/rlm_host/children/lifecycle.py",
+    "host/rlm_host/children/messages.py",
     "host/rlm_host/children/registry.py",
     "host/rlm_host/children/usage.py",
     "host/rlm_host/children/budget.py",

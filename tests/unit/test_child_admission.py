@@ -6,26 +6,20 @@ from typing import Any
 import pytest
 
 from rlm_host.children.admission import OPTIONS, Admitted, Parent, admit, default_name
+from rlm_host.models.catalog import ModelInfo
 from rlm_protocol import errors as e
 from rlm_protocol.child import ContextPolicy, ResultContract
 from rlm_protocol.errors import RlmError
-from rlm_protocol.session import Budget, Thinking
+from rlm_protocol.session import Budget
+
+KNOWN = ModelInfo(provider="Acme", name="big-1", thinking=("low", "medium", "high"))
+PLAIN = ModelInfo(provider="scripted", name="demo")
 
 
-class Known:
-    selector = "Acme/big-1"
-    thinking_levels: tuple[Thinking, ...] = ("low", "medium", "high")
-
-
-class Plain:
-    selector = "scripted/demo"
-    thinking_levels: tuple[Thinking, ...] = ()
-
-
-def resolve(selector: str) -> Any:
+def resolve(selector: str) -> ModelInfo:
     if selector.lower() == "acme/expired":
         raise e.AuthRequired
-    for model in (Known(), Plain()):
+    for model in (KNOWN, PLAIN):
         if model.selector.lower() == selector.lower():
             return model
     raise e.ModelUnavailable(model=selector)
@@ -144,9 +138,9 @@ def test_a_model_is_named_exactly_and_never_substituted(model: Any) -> None:
 def test_the_selector_is_split_at_its_first_slash_and_compared_without_case() -> None:
     asked: list[str] = []
 
-    def remember(selector: str) -> Any:
+    def remember(selector: str) -> ModelInfo:
         asked.append(selector)
-        return Known()
+        return KNOWN
 
     got = admit("do", {"model": "ACME/org/Big", "result": {}}, PARENT, resolve=remember)
     assert asked == ["ACME/org/Big"]

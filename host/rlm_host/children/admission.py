@@ -7,7 +7,7 @@ makes the directory and the durable admission only after it has answered.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, get_args
+from typing import Any
 
 import msgspec
 
@@ -24,11 +24,11 @@ from rlm_protocol.errors import (
     NameInvalid,
     NameTaken,
     SessionClosed,
-    ThinkingUnsupported,
     UnknownOption,
 )
 from rlm_protocol.session import Budget, Thinking
 
+from ..models.catalog import ModelInfo, check_thinking, clamp_thinking
 from .contract import read_context, read_result
 
 OPTIONS = (
@@ -43,24 +43,10 @@ OPTIONS = (
 )
 RESERVED_NAMES = frozenset({"all", "children", "everyone", "family", "parent", "self", "siblings"})
 """Words that address more than one agent, or one by its place."""
-LEVELS: tuple[Thinking, ...] = get_args(Thinking)
-"""From least to most."""
 SLUG_CHARS = limits.NAME_CHARS - len("subagent-") - len("-12345678")
 
 
-class Model(Protocol):
-    """What the catalog knows of a model that can be used now."""
-
-    @property
-    def selector(self) -> str:
-        """The exact `provider/model`, in the catalog's spelling."""
-
-    @property
-    def thinking_levels(self) -> tuple[Thinking, ...]:
-        """Levels that the model accepts; empty when it does not think."""
-
-
-Resolve = Callable[[str], Model]
+Resolve = Callable[[str], ModelInfo]
 """
 Give the model of an exact selector (compared without case), usable with a credential that is active
 and not expired. Raises ModelUnavailable or AuthRequired; never answers with another model.
@@ -133,7 +119,11 @@ def admit(prompt: str, options: Mapping[str, Any], parent: Parent, *, resolve: R
     if name in parent.taken:
         raise NameTaken(f"A living child is already called {name!r}.", name=name)
     model = resolve(selector)
-    thinking = choose_thinking(options.get("thinking"), parent.thinking, model)
+    thinking = options.get("thinking")
+    if thinking is None:
+        thinking = clamp_thinking(model, parent.thinking)
+    else:
+        check_thinking(model, thinking)
     tools = _tools(options.get("tools"), parent.tools)
     budget = read_budget(options.get("budget"))
     if parent.spawns_left is not None and parent.spawns_left < 1:
@@ -201,32 +191,6 @@ def read_selector(given: object) -> str:
         "A spawn names its model exactly, as model='provider/model'; rlm.find_models() lists them.",
         model=given if isinstance(given, str) else None,
     )
-
-
-def choose_thinking(given: object, inherited: Thinking | None, model: Model) -> Thinking | None:
-    """
-    Give the child's level: the given one if the model has it, else the parent's, clamped.
-
-    A clamped level is the highest that is not above the parent's, or the model's lowest. None
-    leaves the level to the model.
-
-    Raises:
-        ThinkingUnsupported: a level was given and the model does not accept it.
-    """
-    if given is not None:
-        for level in model.thinking_levels:
-            if level == given:
-                return level
-        raise ThinkingUnsupported(
-            f"{model.selector} does not accept thinking={given!r}.",
-            model=model.selector,
-            levels=list(model.thinking_levels),
-        )
-    if inherited is None or not model.thinking_levels:
-        return None
-    known = sorted(model.thinking_levels, key=LEVELS.index)
-    below = [level for level in known if LEVELS.index(level) <= LEVELS.index(inherited)]
-    return below[-1] if below else known[0]
 
 
 def read_budget(given: object) -> Budget | None:

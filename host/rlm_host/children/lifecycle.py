@@ -11,6 +11,8 @@ from enum import StrEnum
 class Status(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
+    AWAKE = "awake"
+    """Running, beyond its task: a sibling or a person said something to a completed child."""
     COMPLETED = "completed"
     ERROR = "error"
     CANCELLED = "cancelled"
@@ -26,6 +28,8 @@ class On(StrEnum):
     """It could not start, its turn failed, or a required result is missing."""
     LOST = "lost"
     """The host restarted while its task was open."""
+    WAKE = "wake"
+    """Its session runs a turn though it has no open task."""
     FOLLOW_UP = "follow_up"
     """Its parent gave it another task."""
     CANCEL = "cancel"
@@ -33,8 +37,6 @@ class On(StrEnum):
 
 
 class Do(StrEnum):
-    RUN = "run"
-    """Give the task to the child's session."""
     END = "end"
     """Make the task's one end notice durable in the parent's journal."""
     STOP = "stop"
@@ -50,9 +52,13 @@ _NOTHING: tuple[Do, ...] = ()
 TERMINAL = frozenset({S.ERROR, S.CANCELLED, S.DELETED})
 LIVING = frozenset(Status) - TERMINAL
 """Listed, addressable, and holding its name."""
+OPEN = frozenset({S.QUEUED, S.RUNNING})
+"""A task is under way: its end is owed to the parent."""
+BUSY = OPEN | {S.AWAKE}
+"""Something is going on: the parent is not quiet."""
 
 TRANSITIONS: dict[tuple[Status, On], tuple[Status, tuple[Do, ...]]] = {
-    (S.QUEUED, On.START): (S.RUNNING, (Do.RUN,)),
+    (S.QUEUED, On.START): (S.RUNNING, _NOTHING),
     (S.QUEUED, On.FAIL): (S.ERROR, (Do.END, Do.STOP)),
     (S.QUEUED, On.LOST): (S.ERROR, (Do.END,)),
     (S.QUEUED, On.CANCEL): (S.CANCELLED, (Do.END, Do.STOP)),
@@ -62,9 +68,16 @@ TRANSITIONS: dict[tuple[Status, On], tuple[Status, tuple[Do, ...]]] = {
     (S.RUNNING, On.LOST): (S.ERROR, (Do.END,)),
     (S.RUNNING, On.CANCEL): (S.CANCELLED, (Do.END, Do.STOP)),
     (S.RUNNING, On.DELETE): (S.DELETED, (Do.END, Do.BURY, Do.STOP)),
+    (S.COMPLETED, On.WAKE): (S.AWAKE, _NOTHING),
     (S.COMPLETED, On.FOLLOW_UP): (S.QUEUED, (Do.ADMIT,)),
     (S.COMPLETED, On.CANCEL): (S.COMPLETED, _NOTHING),  # there is no task to cancel
     (S.COMPLETED, On.DELETE): (S.DELETED, (Do.BURY, Do.STOP)),
+    (S.AWAKE, On.QUIET): (S.COMPLETED, _NOTHING),
+    (S.AWAKE, On.FAIL): (S.COMPLETED, _NOTHING),  # its task had ended well
+    (S.AWAKE, On.LOST): (S.COMPLETED, _NOTHING),
+    (S.AWAKE, On.FOLLOW_UP): (S.QUEUED, (Do.ADMIT,)),
+    (S.AWAKE, On.CANCEL): (S.COMPLETED, (Do.STOP,)),
+    (S.AWAKE, On.DELETE): (S.DELETED, (Do.BURY, Do.STOP)),
     (S.ERROR, On.DELETE): (S.DELETED, (Do.BURY,)),
     (S.CANCELLED, On.DELETE): (S.DELETED, (Do.BURY,)),
 }
