@@ -104,7 +104,7 @@ class ScriptedProvider:
     def __init__(
         self, scripts: Mapping[str, Script], *, sleep: Callable[[float], Awaitable[None]]
     ) -> None:
-        self._scripts = scripts
+        self._scripts = {name.lower(): script for name, script in scripts.items()}
         self._sleep = sleep
         self._failures: dict[bytes, int] = {}
 
@@ -142,7 +142,7 @@ class ScriptedProvider:
         )
 
     def _steps(self, request: Request) -> list[Step]:
-        name = request.model.partition("/")[2]
+        name = request.model.partition("/")[2].lower()
         if name not in self._scripts:
             raise ProviderError("not_found", f"There is no script named {name!r}.", status=404)
         try:

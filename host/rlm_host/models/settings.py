@@ -65,7 +65,7 @@ class ProviderSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     models: tuple[str | ModelSetting, ...] = ()
     scripts: dict[str, str] = {}
     max_concurrent: int = 16
-    idle_timeout_ms: int = 300_000
+    idle_timeout_ms: int = 600_000
 
     def model_settings(self) -> tuple[ModelSetting, ...]:
         """Give the models, each as a table."""
