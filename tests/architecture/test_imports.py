@@ -24,6 +24,7 @@ THIRD_PARTY = {
         "platformdirs",
         "psycopg",
         "psycopg_pool",
+        "pydantic",
         "pydantic_ai",
         "pygls",
         "referencing",
@@ -36,6 +37,7 @@ THIRD_PARTY = {
 ONLY_IN = {
     "pygls": "rpc",
     "lsprotocol": "rpc",
+    "pydantic": "models",
     "pydantic_ai": "models",
     "genai_prices": "models",
     "apsw": ("loops", "sessions", "children", "continuity"),
