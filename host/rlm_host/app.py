@@ -1,8 +1,10 @@
 """The only place that builds concrete objects. Everything it builds ends with its block."""
 
 import contextlib
+import functools
 import logging
 import os
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
@@ -11,15 +13,22 @@ import anyio.to_thread
 from . import paths
 from .clock import Clock, SystemClock
 from .config import Config
+from .kernels.environment import KernelHost
+from .kernels.session_kernel import SessionKernel
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
+from .models.catalog import check_thinking
+from .models.provider import Provider, Thinking
+from .models.registry import Models
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
 from .processes.sweep import sweep
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
+from .sessions.ports import SessionPorts
+from .sessions.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +61,35 @@ async def build(
     started_ms = clock.monotonic_ms()
     processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
     async with contextlib.AsyncExitStack() as block:
+        models = Models(
+            config.providers,
+            base_dir=config.base_dir,
+            auth_file=paths.auth(home),
+            env=env,
+            now_ms=clock.now_ms,
+            monotonic_ms=clock.monotonic_ms,
+            random=random.random,
+        )
+        block.push_async_callback(models.aclose)
+        kernel_host = KernelHost(
+            home=home,
+            environ=_kernel_environ(config, env),
+            processes=processes,
+            clock=clock,
+            packages=config.kernel.packages,
+        )
+        ports = SessionPorts()
+        sessions = await block.enter_async_context(
+            SessionStore(
+                home=home,
+                ephemeral_home=paths.ephemeral_home(env),
+                clock=clock,
+                kernels=functools.partial(SessionKernel, host=kernel_host),
+                models=SessionModels(models, config.model),
+                ports=ports,
+                max_depth=config.children.max_depth,
+            )
+        )
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
             _loops(home, env, processes=processes, clients=loop_clients)
@@ -61,9 +99,31 @@ async def build(
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
+            models=models,
+            sessions=sessions,
             loops=loops,
             loop_clients=loop_clients,
         )
+
+
+class SessionModels:
+    """The models as sessions ask for them. `chosen` is the user's setting."""
+
+    def __init__(self, models: Models, chosen: str | None) -> None:
+        self._models = models
+        self._chosen = chosen
+
+    def default(self) -> str:
+        """Give the selector of a session that names none. Raises ModelUnavailable."""
+        return self._models.default(self._chosen).selector
+
+    def check(self, selector: str, thinking: Thinking | None) -> None:
+        """Raises ModelUnavailable, AuthRequired or ThinkingUnsupported."""
+        check_thinking(self._models.resolve(selector), thinking)
+
+    def provider(self, selector: str) -> Provider:
+        """Give what answers for `selector`. Raises ModelUnavailable, AuthRequired."""
+        return self._models.provider_for(selector)[1]
 
 
 def handlers() -> Handlers:
@@ -71,6 +131,13 @@ def handlers() -> Handlers:
     from .rpc.handlers import host, loop
 
     return {**host.HANDLERS, **loop.HANDLERS}
+
+
+def _kernel_environ(config: Config, env: Mapping[str, str]) -> Mapping[str, str]:
+    """What kernels may see of the environment, with the user's setting in the variable's place."""
+    if config.kernel.python is None or "RLM_KERNEL_PYTHON" in env:
+        return env
+    return {**env, "RLM_KERNEL_PYTHON": config.kernel.python}
 
 
 def _swept_ledger(home: Path) -> Ledger | None:

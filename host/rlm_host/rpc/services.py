@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..loops.service import LoopService
+from ..models.registry import Models
+from ..sessions.store import SessionStore
 from .attachment import Attachments
 from .loop_clients import LoopClients
 
@@ -18,6 +20,8 @@ class Services:
     uptime_ms: Callable[[], int]
     stop: Callable[[str], None]
     """End the whole host; the argument says why."""
+    models: Models
+    sessions: SessionStore
     loops: LoopService
     loop_clients: LoopClients
     attachments: Attachments = field(default_factory=Attachments)
