@@ -17,11 +17,6 @@ from support.processes import until
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Place:
     """Where the steps of these tests happen. `gate` holds them up."""
 
