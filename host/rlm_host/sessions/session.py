@@ -22,6 +22,7 @@ from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
 from ..kernels.recipe import Recipe
+from ..models.catalog import check_thinking
 from ..paths import Directory
 from .cells import Cells, execute_result
 from .lease import Lease
@@ -369,8 +370,9 @@ class SessionActor(Recorded):
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
-        self.models.check(model, thinking)
-        await self.append(r.ModelChanged(model=model, thinking=thinking))
+        info = self.models.resolve(model)
+        check_thinking(info, thinking)
+        await self.append(r.ModelChanged(model=info.selector, thinking=thinking))
 
     async def archive(self, archived: bool) -> None:
         """Take the session out of the usual list, or back into it."""

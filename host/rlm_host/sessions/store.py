@@ -33,6 +33,7 @@ from rlm_protocol.session import (
 
 from .. import paths
 from ..clock import Clock
+from ..models.catalog import check_thinking
 from ..paths import Directory
 from .files import Files
 from .fork import copy_prefix
@@ -169,8 +170,8 @@ class SessionStore:
         request: str | None,
     ) -> SessionActor:
         self._check_open()
-        model = params.model or self._models.default()
-        self._models.check(model, params.thinking)
+        model = self._models.default(params.model)
+        check_thinking(model, params.thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
@@ -181,7 +182,7 @@ class SessionStore:
             session_id=session_id,
             name=params.name or f"{cwd.name or 'session'}-{session_id[-4:]}",
             cwd=params.cwd,
-            model=model,
+            model=model.selector,
             thinking=params.thinking,
             prompt="",
             max_depth=parent.max_depth if parent else self._max_depth,
@@ -193,7 +194,9 @@ class SessionStore:
             key=params.idempotency_key,
             request=request,
         )
-        return await self._found_session(header, env)
+        actor = await self._found_session(header, env)
+        self._own(asyncio.ensure_future(self._models.warm_up(model.provider)))
+        return actor
 
     async def _found_session(self, header: r.SessionOpened, env: dict[str, str]) -> SessionActor:
         """Write a new journal and open it."""
