@@ -1,20 +1,22 @@
 """Which client hears which session, and that no notification overtakes the answer before it."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rlm_protocol.base import Cursor
 from rlm_protocol.session import SessionResumeResult
 
-from ..sessions.session import SessionActor
-from .context import Attachment, Context
+if TYPE_CHECKING:
+    from ..sessions.session import SessionActor
+    from .context import Attachment, Context
 
 
 class Feed:
     """One client's ear at one session: a `Listener`. While it is held, it keeps what it hears."""
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: "Attachment") -> None:
         self._attachment = attachment
         self._holds = 0
         self._kept: list[tuple[str, msgspec.Struct]] = []
@@ -26,7 +28,7 @@ class Feed:
         else:
             self._attachment.notify(method, payload)
 
-    def hold(self, context: Context) -> None:
+    def hold(self, context: "Context") -> None:
         """Keep everything until the request is answered."""
         self._holds += 1
         context.after_answer(self._release)
@@ -47,7 +49,7 @@ class Feeds:
         self._leaving: set[asyncio.Future[None]] = set()
 
     async def attach(
-        self, context: Context, actor: SessionActor, cursor: Cursor | None = None
+        self, context: "Context", actor: "SessionActor", cursor: Cursor | None = None
     ) -> SessionResumeResult:
         """Let the client hear the session, from right after the answer on. Twice is once."""
         key = context.attachment.id, actor.id
@@ -58,13 +60,13 @@ class Feeds:
         feed.hold(context)
         return await actor.attach(feed, cursor)
 
-    def hold(self, context: Context, session_id: str) -> None:
+    def hold(self, context: "Context", session_id: str) -> None:
         """Keep what the asking client hears of the session until it has its answer."""
         feed = self._feeds.get((context.attachment.id, session_id))
         if feed is not None:
             feed.hold(context)
 
-    def detach(self, attachment_id: str, actor: SessionActor) -> None:
+    def detach(self, attachment_id: str, actor: "SessionActor") -> None:
         """Let the client hear no more; what becomes of a session without any, its options say."""
         feed = self._feeds.pop((attachment_id, actor.id), None)
         if feed is None:
@@ -77,7 +79,7 @@ class Feeds:
             leaving.add_done_callback(self._leaving.discard)
 
 
-async def _leave(actor: SessionActor, *, at_once: bool) -> None:
+async def _leave(actor: "SessionActor", *, at_once: bool) -> None:
     """End a session that nobody hears any more, unless somebody has come back meanwhile."""
     if not at_once:
         await actor.wait_idle()

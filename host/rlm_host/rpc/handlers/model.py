@@ -1,12 +1,15 @@
 """model/* and auth/state: which models there are; never a secret."""
 
+from typing import TYPE_CHECKING
+
 from rlm_protocol import model as m
 from rlm_protocol.base import NoParams
 from rlm_protocol.session import SessionResult
 
-from ...models.catalog import ModelInfo
-from ...models.scripted import PROVIDER as SCRIPTED
 from ..context import Context, Handlers
+
+if TYPE_CHECKING:
+    from ...models.catalog import ModelInfo
 
 
 async def list_(context: Context, params: m.ModelListParams) -> m.ModelListResult:
@@ -49,7 +52,9 @@ async def auth_state(context: Context, params: NoParams) -> m.AuthStateResult:
     )
 
 
-def _info(info: ModelInfo, *, available: bool) -> m.ModelInfo:
+def _info(info: "ModelInfo", *, available: bool) -> m.ModelInfo:
+    from ...models.scripted import PROVIDER as SCRIPTED
+
     return m.ModelInfo(
         selector=info.selector,
         name=info.name,

@@ -47,9 +47,7 @@ async def names(context: Context, params: p.ReplNamesParams) -> p.ReplNamesResul
     """repl/names."""
     actor = await context.services.sessions.get(params.session_id)
     found = await actor.kernel.names(detail=params.detail)
-    return p.ReplNamesResult(
-        names=found.names, details=found.details, truncated=found.truncated
-    )
+    return p.ReplNamesResult(names=found.names, details=found.details, truncated=found.truncated)
 
 
 async def restart(context: Context, params: p.ReplRestartParams) -> p.ReplRestoreResult:

@@ -46,9 +46,7 @@ async def queue(context: Context, params: t.TurnQueueParams) -> t.TurnQueueResul
     return await actor.once(params.idempotency_key, "turn/queue", params, run)
 
 
-async def queue_list(
-    context: Context, params: t.TurnQueueListParams
-) -> t.TurnQueueListResult:
+async def queue_list(context: Context, params: t.TurnQueueListParams) -> t.TurnQueueListResult:
     """turn/queueList."""
     actor = await context.services.sessions.get(params.session_id)
     return t.TurnQueueListResult(queued=actor.queued())
