@@ -7,28 +7,26 @@ import os
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
 from . import paths
 from .clock import Clock, SystemClock
 from .config import Config
-from .kernels.environment import KernelHost
-from .kernels.session_kernel import SessionKernel
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
-from .models.catalog import check_thinking
-from .models.provider import Provider, Thinking
-from .models.registry import Models
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
 from .processes.sweep import sweep
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
-from .sessions.ports import SessionPorts
-from .sessions.store import SessionStore
+
+if TYPE_CHECKING:
+    from .models.registry import Models
+    from .sessions.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -61,35 +59,8 @@ async def build(
     started_ms = clock.monotonic_ms()
     processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
     async with contextlib.AsyncExitStack() as block:
-        models = Models(
-            config.providers,
-            base_dir=config.base_dir,
-            auth_file=paths.auth(home),
-            env=env,
-            now_ms=clock.now_ms,
-            monotonic_ms=clock.monotonic_ms,
-            random=random.random,
-        )
-        block.push_async_callback(models.aclose)
-        kernel_host = KernelHost(
-            home=home,
-            environ=_kernel_environ(config, env),
-            processes=processes,
-            clock=clock,
-            packages=config.kernel.packages,
-        )
-        ports = SessionPorts()
-        sessions = await block.enter_async_context(
-            SessionStore(
-                home=home,
-                ephemeral_home=paths.ephemeral_home(env),
-                clock=clock,
-                kernels=functools.partial(SessionKernel, host=kernel_host),
-                models=SessionModels(models, config.model),
-                ports=ports,
-                max_depth=config.children.max_depth,
-            )
-        )
+        agents = Agents(config, env, home=home, clock=clock, processes=processes)
+        block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
             _loops(home, env, processes=processes, clients=loop_clients)
@@ -99,45 +70,93 @@ async def build(
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
-            models=models,
-            sessions=sessions,
+            agents=agents,
             loops=loops,
             loop_clients=loop_clients,
         )
 
 
-class SessionModels:
-    """The models as sessions ask for them. `chosen` is the user's setting."""
-
-    def __init__(self, models: Models, chosen: str | None) -> None:
-        self._models = models
-        self._chosen = chosen
-
-    def default(self) -> str:
-        """Give the selector of a session that names none. Raises ModelUnavailable."""
-        return self._models.default(self._chosen).selector
-
-    def check(self, selector: str, thinking: Thinking | None) -> None:
-        """Raises ModelUnavailable, AuthRequired or ThinkingUnsupported."""
-        check_thinking(self._models.resolve(selector), thinking)
-
-    def provider(self, selector: str) -> Provider:
-        """Give what answers for `selector`. Raises ModelUnavailable, AuthRequired."""
-        return self._models.provider_for(selector)[1]
-
-
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import host, loop
+    from .rpc.handlers import artifact, host, loop, model, repl, session, turn, usage
 
-    return {**host.HANDLERS, **loop.HANDLERS}
+    nouns = (artifact, host, loop, model, repl, session, turn, usage)
+    return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
-def _kernel_environ(config: Config, env: Mapping[str, str]) -> Mapping[str, str]:
-    """What kernels may see of the environment, with the user's setting in the variable's place."""
-    if config.kernel.python is None or "RLM_KERNEL_PYTHON" in env:
-        return env
-    return {**env, "RLM_KERNEL_PYTHON": config.kernel.python}
+class Agents:
+    """The models and sessions of a host, made by their first use."""
+
+    def __init__(
+        self,
+        config: Config,
+        env: Mapping[str, str],
+        *,
+        home: Path,
+        clock: Clock,
+        processes: Processes,
+    ) -> None:
+        self._config, self._env, self._home = config, env, home
+        self._clock, self._processes = clock, processes
+        self._models: Models | None = None
+        self._sessions: SessionStore | None = None
+
+    @property
+    def models(self) -> "Models":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        if self._models is None:
+            from .models.registry import Models
+
+            self._models = Models(
+                self._config.providers,
+                base_dir=self._config.base_dir,
+                auth_file=paths.auth(self._home),
+                env=self._env,
+                now_ms=self._clock.now_ms,
+                monotonic_ms=self._clock.monotonic_ms,
+                random=random.random,
+            )
+        return self._models
+
+    @property
+    def sessions(self) -> "SessionStore":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        if self._sessions is None:
+            from .kernels.environment import KernelHost
+            from .kernels.session_kernel import SessionKernel
+            from .sessions.ports import SessionPorts
+            from .sessions.store import SessionStore
+
+            kernels = KernelHost(
+                home=self._home,
+                environ=self._env,
+                processes=self._processes,
+                clock=self._clock,
+                packages=self._config.kernel.packages,
+            )
+            self._sessions = SessionStore(
+                home=self._home,
+                ephemeral_home=paths.ephemeral_home(self._env),
+                clock=self._clock,
+                kernels=functools.partial(SessionKernel, host=kernels),
+                models=self.models,
+                default_model=self._config.model,
+                ports=SessionPorts(),
+                max_depth=self._config.children.max_depth,
+            )
+        return self._sessions
+
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions are loaded; asking loads nothing."""
+        return len(self._sessions.loaded()) if self._sessions else 0
+
+    async def aclose(self) -> None:
+        """End every session, then every connection to a provider."""
+        if self._sessions is not None:
+            await self._sessions.aclose()
+        if self._models is not None:
+            await self._models.aclose()
 
 
 def _swept_ledger(home: Path) -> Ledger | None:
