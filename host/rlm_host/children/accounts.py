@@ -5,6 +5,7 @@ Both are kept under one lock for each journal that is written to, because a deci
 of it must not have another one between them.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import cast
@@ -76,8 +77,14 @@ class Accounts:
         """
         scopes = await self._scopes(actor)
         if scopes:
+            key = _request_id(actor, attempt)
             worst = worst_case(request, self._resolve(request.model))
-            await self._admit(actor, scopes, worst, _request_id(actor, attempt))
+            try:
+                await self._admit(actor, scopes, worst, key)
+            except asyncio.CancelledError:
+                # The reservation may be on its way to the disk: what follows it frees it.
+                await (await self._root(actor)).append(r.BudgetSettled(reservation_id=key))
+                raise
 
     async def reserve_spawn(self, actor: SessionActor, child_id: str) -> None:
         """Count a spawn. Raises BudgetExhausted."""

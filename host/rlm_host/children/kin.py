@@ -39,22 +39,24 @@ class Live:
         self.lock = anyio.Lock()
         self.document_lock = anyio.Lock()
         self.document: ContractJournal | None = None
+        self.error: str | None = None
+        """Why its last turn failed."""
         self.exists = anyio.Event()
         """Set when its session can be opened, or never will be."""
+        self.creating = False
+        """Its session is being created by us: opening it is no recovery."""
 
 
 class Kin:
     """The host's sessions as a family; made once, by the service."""
 
+    store: SessionStore
+    """Bound before the first session is opened."""
+
     def __init__(
-        self,
-        *,
-        store: SessionStore,
-        clock: Clock,
-        settings: ChildrenSettings,
-        new_hex: Callable[[int], str],
+        self, *, clock: Clock, settings: ChildrenSettings, new_hex: Callable[[int], str]
     ) -> None:
-        self.store, self.clock, self.settings, self.new_hex = store, clock, settings, new_hex
+        self.clock, self.settings, self.new_hex = clock, settings, new_hex
         self._live: dict[str, Live] = {}
 
     def live(self, child: Child) -> Live:
@@ -62,8 +64,8 @@ class Kin:
         return self._live.setdefault(child.admitted.session_id, Live())
 
     def loaded(self, session_id: str) -> SessionActor | None:
-        """Give the session if it is open in this process."""
-        return next((a for a in self.store.loaded() if a.id == session_id), None)
+        """Give the session if it is open in this process, also while it closes."""
+        return next((actor for actor in self.store.loaded() if actor.id == session_id), None)
 
     async def parent_of(self, actor: SessionActor) -> tuple[SessionActor, Child]:
         """

@@ -171,7 +171,7 @@ class Turn:
         provider = session.models.provider(session.state.model)
         request = self._request()
         for reserve in session.ports.before_request:
-            await reserve(session, request, attempt)
+            await self._unless_interrupted(reserve(session, request, attempt))
         intent = r.ProviderIntent(
             turn_id=self.turn_id,
             attempt=attempt,
