@@ -89,7 +89,10 @@ class Where(enum.Enum):
 _HERE = os.path.dirname((lambda: None).__code__.co_filename)
 _CORE = frozenset(
     os.path.join(_HERE, f"{name}.py")
-    for name in ("_capture", "_cells", "_frames", "_interrupt", "_page", "_runtime", "_wire")
+    for name in (
+        *("_capture", "_cells", "_frames", "_interrupt", "_page", "_protect", "_runtime"),
+        *("_serial", "_snapshot", "_wire"),
+    )
 )
 _LOOP = frozenset((os.path.dirname(asyncio.__file__), selectors.__file__))
 _boundaries: set[CodeType] = set()

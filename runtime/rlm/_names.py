@@ -1,5 +1,9 @@
 """Which names of the namespace are the user's."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 RUNTIME_NAMES = frozenset(
@@ -16,3 +20,14 @@ def is_users(name: object) -> bool:
 def user_names(namespace: dict[str, Any]) -> list[str]:
     """Give the user's names in the order in which they were bound."""
     return [name for name in list(namespace) if is_users(name)]
+
+
+@contextmanager
+def own_imports() -> Iterator[None]:
+    """Import what is ours from where it is installed, never a user's file of that name."""
+    path = sys.path[:]
+    sys.path[:] = [entry for entry in path if entry not in ("", ".", os.getcwd())]
+    try:
+        yield
+    finally:
+        sys.path[:] = path

@@ -252,7 +252,7 @@ class Runtime:
         try:
             if parked:
                 raise KeyboardInterrupt
-            done = self.context.run(_cells.call, _serial.serve, request, self)
+            done = self.context.run(_serial.serve, request, self)
         except BaseException as error:
             self._finish(id_, Failure(error), b"")
         else:
@@ -324,7 +324,12 @@ class Runtime:
     def _finish(
         self, id_: str, failure: Failure | None, frame: bytes, done: k.Done | None = None
     ) -> None:
-        """Close the active request: what it wrote, then its result or error, then `done`."""
+        """
+        Close the active request: what it wrote, then its result or error, then `done`.
+
+        A `done` that is given reports what has been done already; an interrupt comes too late.
+        """
+        settled = done is not None
         if failure is not None:
             frame = _frames.error(id_, *self._describe(failure))
             done = k.Done(id=id_, status="error", nonce=self.nonce)
@@ -337,7 +342,7 @@ class Runtime:
         def close() -> bytes:
             # The pipes are empty and the lock is held: this is the last moment to be interrupted.
             nonlocal last
-            if self.interrupter.pending(id_) and failure is None:
+            if self.interrupter.pending(id_) and failure is None and not settled:
                 stopped = k.Done(id=id_, status="error", nonce=self.nonce)
                 last = _frames.error(id_, "KeyboardInterrupt", "", []) + _frames.done(stopped)
             self.targets.end()

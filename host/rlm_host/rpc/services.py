@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..loops.service import LoopService
 from .attachment import Attachments
+from .loop_clients import LoopClients
 
 
 @dataclass(kw_only=True, slots=True)
@@ -16,4 +18,6 @@ class Services:
     uptime_ms: Callable[[], int]
     stop: Callable[[str], None]
     """End the whole host; the argument says why."""
+    loops: LoopService
+    loop_clients: LoopClients
     attachments: Attachments = field(default_factory=Attachments)

@@ -19,7 +19,7 @@ async def status(context: Context, params: NoParams) -> HostStatusResult:
         uptime_ms=services.uptime_ms(),
         sessions=0,
         kernels=0,
-        runs=0,
+        runs=services.loops.running,
         queues=QueueStatus(
             bytes=services.attachments.unsent_bytes, dropped=services.attachments.dropped_bytes
         ),
