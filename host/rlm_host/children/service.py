@@ -232,7 +232,7 @@ class ChildrenService:
     async def _get_result(
         self, actor: SessionActor, payload: bridge.GetResult, cell_id: str | None
     ) -> bridge.ChildResult:
-        _, value, generation = await self.result(
+        value, generation = await self.result(
             actor, payload.target, payload.fields, payload.generation
         )
         return bridge.ChildResult(value=value, generation=generation)
@@ -281,7 +281,7 @@ class ChildrenService:
         target: str,
         fields: tuple[str, ...] | None,
         generation: int | None,
-    ) -> tuple[Child, Any, int]:
+    ) -> tuple[Any, int]:
         """
         Give a child's stored result as its contract admits it, and the generation it belongs to.
 
@@ -300,7 +300,7 @@ class ChildrenService:
         value = await anyio.to_thread.run_sync(
             project, contract, child.admitted.context, data, fields
         )
-        return child, value, number
+        return value, number
 
     async def tree(self, session_id: str) -> TreeNode:
         """Give a session's tree with usage. Raises SessionNotFound."""
