@@ -69,7 +69,7 @@ class Kin:
 
     async def parent_of(self, actor: SessionActor) -> tuple[SessionActor, Child]:
         """
-        Give a session's parent and the parent's entry for it.
+        Give a session's parent, also while it closes, and the parent's entry for the session.
 
         Raises:
             NotAChild: it is a root session.
@@ -77,8 +77,15 @@ class Kin:
         link = actor.state.opened.parent
         if link is None:
             raise NotAChild
-        parent = await self.store.get(link.session_id)
+        parent = self.loaded(link.session_id) or await self.store.get(link.session_id)
         return parent, registry_of(parent).children[link.child_id]
+
+    async def root_of(self, actor: SessionActor) -> SessionActor:
+        """Give the root of a session's tree, also while it closes."""
+        link = actor.state.opened.parent
+        if link is None:
+            return actor
+        return self.loaded(link.root_id) or await self.store.get(link.root_id)
 
     async def home_of(self, actor: SessionActor, child: Child) -> Path:
         """Give a child's directory; of a child that a fork reads, where its real parent has it."""
