@@ -1,10 +1,13 @@
 """The only place that builds concrete objects. Everything it builds ends with its block."""
 
 import contextlib
+import functools
 import logging
 import os
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
@@ -20,6 +23,10 @@ from .processes.sweep import sweep
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
+
+if TYPE_CHECKING:
+    from .models.registry import Models
+    from .sessions.store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +59,8 @@ async def build(
     started_ms = clock.monotonic_ms()
     processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
     async with contextlib.AsyncExitStack() as block:
+        agents = Agents(config, env, home=home, clock=clock, processes=processes)
+        block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
             _loops(home, env, processes=processes, clients=loop_clients)
@@ -61,6 +70,7 @@ async def build(
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
+            agents=agents,
             loops=loops,
             loop_clients=loop_clients,
         )
@@ -68,9 +78,85 @@ async def build(
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import host, loop
+    from .rpc.handlers import artifact, host, loop, model, repl, session, turn, usage
 
-    return {**host.HANDLERS, **loop.HANDLERS}
+    nouns = (artifact, host, loop, model, repl, session, turn, usage)
+    return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
+
+
+class Agents:
+    """The models and sessions of a host, made by their first use."""
+
+    def __init__(
+        self,
+        config: Config,
+        env: Mapping[str, str],
+        *,
+        home: Path,
+        clock: Clock,
+        processes: Processes,
+    ) -> None:
+        self._config, self._env, self._home = config, env, home
+        self._clock, self._processes = clock, processes
+        self._models: Models | None = None
+        self._sessions: SessionStore | None = None
+
+    @property
+    def models(self) -> "Models":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        if self._models is None:
+            from .models.registry import Models
+
+            self._models = Models(
+                self._config.providers,
+                base_dir=self._config.base_dir,
+                auth_file=paths.auth(self._home),
+                env=self._env,
+                now_ms=self._clock.now_ms,
+                monotonic_ms=self._clock.monotonic_ms,
+                random=random.random,
+            )
+        return self._models
+
+    @property
+    def sessions(self) -> "SessionStore":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        if self._sessions is None:
+            from .kernels.environment import KernelHost
+            from .kernels.session_kernel import SessionKernel
+            from .sessions.ports import SessionPorts
+            from .sessions.store import SessionStore
+
+            kernels = KernelHost(
+                home=self._home,
+                environ=self._env,
+                processes=self._processes,
+                clock=self._clock,
+                packages=self._config.kernel.packages,
+            )
+            self._sessions = SessionStore(
+                home=self._home,
+                ephemeral_home=paths.ephemeral_home(self._env),
+                clock=self._clock,
+                kernels=functools.partial(SessionKernel, host=kernels),
+                models=self.models,
+                default_model=self._config.model,
+                ports=SessionPorts(),
+                max_depth=self._config.children.max_depth,
+            )
+        return self._sessions
+
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions are loaded; asking loads nothing."""
+        return len(self._sessions.loaded()) if self._sessions else 0
+
+    async def aclose(self) -> None:
+        """End every session, then every connection to a provider."""
+        if self._sessions is not None:
+            await self._sessions.aclose()
+        if self._models is not None:
+            await self._models.aclose()
 
 
 def _swept_ledger(home: Path) -> Ledger | None:

@@ -13,37 +13,18 @@ from typing import Self
 import msgspec
 
 from rlm_protocol.errors import SessionLeased
+from rlm_protocol.framing import UNDECODABLE
 
 from ..paths import Directory
-from ..processes import facts
+from ..processes.ledger import Owner
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """
-    Who holds a session. A pid means something on this machine and boot only.
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a session, since when (wall clock), and where it can be reached."""
 
-    `started` is the process's own start mark, so that a reused pid is not taken for the owner.
-    """
-
-    pid: int
-    started: str
+    owner: Owner
     since_ms: int
-    machine_id: str
-    boot_id: str
     socket: str | None = None
-
-
-def this_process(*, now_ms: int, socket: str | None) -> Owner:
-    """Describe the running process."""
-    fact = facts.process(os.getpid())
-    return Owner(
-        pid=os.getpid(),
-        started=fact.started if fact else "",
-        since_ms=now_ms,
-        machine_id=facts.machine_id(),
-        boot_id=facts.boot_id(),
-        socket=socket,
-    )
 
 
 class Lease:
@@ -55,7 +36,7 @@ class Lease:
         self._fd = fd
 
     @classmethod
-    def take(cls, directory: Directory, journal: str, owner: Owner) -> Self:
+    def take(cls, directory: Directory, journal: str, holder: Holder) -> Self:
         """
         Lock `journal` and write the owner record. Never waits.
 
@@ -75,7 +56,7 @@ class Lease:
             os.close(fd)
             raise
         with contextlib.suppress(OSError):  # a full disk must not keep a session from being read
-            directory.write(record, msgspec.json.encode(owner))
+            directory.write(record, msgspec.json.encode(holder))
         return cls(directory, record, fd)
 
     def release(self) -> None:
@@ -90,15 +71,15 @@ class Lease:
 
 def _leased(directory: Directory, record: str) -> SessionLeased:
     try:
-        owner = msgspec.json.decode(directory.read(record), type=Owner)
-    except (OSError, msgspec.MsgspecError):
+        holder = msgspec.json.decode(directory.read(record), type=Holder)
+    except (OSError, *UNDECODABLE):
         return SessionLeased("Another host owns this session; who it is could not be read.")
     return SessionLeased(
-        f"Process {owner.pid} owns this session; attach through its socket, or end it.",
+        f"Process {holder.owner.pid} owns this session; attach through its socket, or end it.",
         owner={
-            "pid": owner.pid,
-            "since": owner.since_ms,
-            "socket": owner.socket,
-            "machine_id": owner.machine_id,
+            "pid": holder.owner.pid,
+            "since": holder.since_ms,
+            "socket": holder.socket,
+            "machine": holder.owner.machine,
         },
     )

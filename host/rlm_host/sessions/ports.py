@@ -15,7 +15,6 @@ import msgspec
 from rlm_protocol import bridge
 from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, MethodNotFound
-from rlm_protocol.session import Thinking
 from rlm_protocol.usage import Usage
 
 from ..kernels.cell import (
@@ -31,6 +30,7 @@ from ..kernels.cell import (
     SnapshotReport,
 )
 from ..kernels.recipe import Recipe
+from ..models.catalog import ModelInfo
 from ..models.provider import Provider, Request
 
 if TYPE_CHECKING:
@@ -87,16 +87,19 @@ class KernelFactory(Protocol):
 
 
 class Models(Protocol):
-    """Which models there are, and who answers for them."""
+    """Which models there are, and who answers for them: `models.registry.Models`."""
 
-    def default(self) -> str:
-        """Give the selector of a session that names none. Raises ModelUnavailable."""
+    def resolve(self, selector: str) -> ModelInfo:
+        """Give the model. Raises ModelUnavailable, AuthRequired; none is ever substituted."""
 
-    def check(self, selector: str, thinking: Thinking | None) -> None:
-        """Raises ModelUnavailable, AuthRequired or ThinkingUnsupported."""
+    def default(self, chosen: str | None = None) -> ModelInfo:
+        """Give the model of a root session that may name one. Raises like `resolve`."""
 
-    def provider(self, selector: str) -> Provider:
-        """Give the provider that answers for `selector`. Raises ModelUnavailable, AuthRequired."""
+    def provider_for(self, selector: str) -> tuple[ModelInfo, Provider]:
+        """Give the model and what answers for it. Raises like `resolve`."""
+
+    async def warm_up(self, provider: str) -> None:
+        """Load what the provider's first request would have to wait for."""
 
 
 # --- above ----------------------------------------------------------------------------------------

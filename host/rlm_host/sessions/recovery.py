@@ -250,7 +250,7 @@ def _mend_tail(
         damage = _damage(tail, found.place.seq, None)
         found.damage.append(_quarantine(directory, name, file, damage))
         found.place = msgspec.structs.replace(found.place, gen=found.place.gen + 1)
-    unended = not tail and size == keep and not _ends_with_newline(file, keep)
+    unended = size == keep and not _ends_with_newline(file, keep)
     if size == keep and not unended:
         return
     fd = files.open(directory, name, os.O_WRONLY | os.O_APPEND)

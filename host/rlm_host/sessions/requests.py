@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rlm_protocol.errors import (
 if TYPE_CHECKING:
     from .session import SessionActor
 
+T = TypeVar("T")
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
@@ -40,10 +41,10 @@ class Requests:
         key: str | None,
         method: str,
         params: msgspec.Struct,
-        run: Callable[[], Awaitable[Any]],
-    ) -> Any:
+        run: Callable[[], Awaitable[T]],
+    ) -> T:
         """
-        Give what `run` gives, or what it gave for this key; a repeat's result is JSON builtins.
+        Give what `run` gives, or what it gave for this key: then as JSON builtins.
 
         Raises:
             Uncertain: received before a crash and without a result: it is not run again.
@@ -54,7 +55,7 @@ class Requests:
             return await run()
         request = digest_of(method, params)
         if key in self._running:
-            return await self._join(key, request)
+            return cast(T, await self._join(key, request))
         known = self._session.state.requests.get(key)
         if known is not None:
             if known.request != request:
@@ -62,7 +63,7 @@ class Requests:
             if known.error is not None:
                 raise from_jsonrpc(known.error)
             if known.done:
-                return known.result
+                return cast(T, known.result)
             raise Uncertain(key=key, method=known.method)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -85,9 +86,7 @@ class Requests:
             raise _conflict(key)
         return await asyncio.shield(future)
 
-    async def _run(
-        self, key: str, method: str, request: str, run: Callable[[], Awaitable[Any]]
-    ) -> Any:
+    async def _run(self, key: str, method: str, request: str, run: Callable[[], Awaitable[T]]) -> T:
         await self._session.append(r.RequestReceived(key=key, method=method, request=request))
         try:
             result = await run()

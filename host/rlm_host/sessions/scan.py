@@ -46,7 +46,7 @@ def scan(file: BinaryIO, offset: int, after_seq: int) -> Iterator[Found | Span]:
     Yield records and damaged spans in order, from `offset` to the end of the file.
 
     Records whose `seq` does not grow are damage too. A record whose newline alone is missing at the
-    end of the file is valid; its `end` then lies one byte behind the end of the file.
+    end of the file is valid.
     """
     file.seek(offset)
     seq = after_seq
@@ -64,7 +64,9 @@ def scan(file: BinaryIO, offset: int, after_seq: int) -> Iterator[Found | Span]:
             last = end == len(body)
             if isinstance(entry, r.Entry):
                 seq = entry.seq
-                yield Found(entry, offset + at, offset + end + last, r.crc_of(body[:end]))
+                yield Found(
+                    entry, offset + at, offset + end + (last and whole), r.crc_of(body[:end])
+                )
             else:
                 torn = last and not whole and at == 0
                 yield Span(offset + at, end - at + (last and whole), entry, torn=torn)

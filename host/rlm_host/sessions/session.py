@@ -10,6 +10,7 @@ import msgspec
 
 from rlm_protocol import records as r
 from rlm_protocol.errors import TurnBusy, TurnMismatch, TurnNotActive
+from rlm_protocol.host import ArtifactReadResult
 from rlm_protocol.item import Item, UserMessage
 from rlm_protocol.repl import ReplExecuteResult
 from rlm_protocol.session import (
@@ -21,15 +22,18 @@ from rlm_protocol.session import (
 from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
+from ..kernels.cell import SnapshotReport
 from ..kernels.recipe import Recipe
+from ..models.catalog import check_thinking
 from ..paths import Directory
+from .artifacts import read_piece
 from .cells import Cells, execute_result
 from .lease import Lease
 from .notifications import Notification
 from .options import composed, env_of, merged, public
 from .ports import Kernel
 from .prompt import with_schema
-from .recorded import CHECKPOINT_IDLE, Environment, Recorded
+from .recorded import CHECKPOINT_IDLE, Environment, Recorded, T
 from .recovery import Recovered
 from .requests import Requests
 from .schema import check_schema
@@ -327,6 +331,23 @@ class SessionActor(Recorded):
         with Directory.open(self.artifacts_path) as folder:
             return folder.sub("artifacts")
 
+    async def read_artifact(self, artifact_id: str, offset: int, limit: int) -> ArtifactReadResult:
+        """Give a piece of an artifact, in bytes. Raises ArtifactNotFound."""
+        return await self.in_thread(read_piece, self.artifacts, artifact_id, offset, limit)
+
+    async def snapshot(self) -> SnapshotReport:
+        """Save the kernel's namespace now. Raises SnapshotFailed and Kernel* errors."""
+        saved = await self.kernel.snapshot()
+        await self.append(
+            r.SnapshotTaken(
+                item_id=None,
+                saved=len(saved.saved),
+                skipped=tuple(name.name for name in saved.skipped),
+                size_bytes=saved.size_bytes,
+            )
+        )
+        return saved
+
     def _make_kernel(self) -> Kernel:
         opened, recipe = self.state.opened, self.state.options.recipe
         return self._shared.kernels(
@@ -369,8 +390,9 @@ class SessionActor(Recorded):
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
-        self.models.check(model, thinking)
-        await self.append(r.ModelChanged(model=model, thinking=thinking))
+        info = self.models.resolve(model)
+        check_thinking(info, thinking)
+        await self.append(r.ModelChanged(model=info.selector, thinking=thinking))
 
     async def archive(self, archived: bool) -> None:
         """Take the session out of the usual list, or back into it."""
@@ -381,8 +403,8 @@ class SessionActor(Recorded):
         key: str | None,
         method: str,
         params: msgspec.Struct,
-        run: Callable[[], Awaitable[Any]],
-    ) -> Any:
+        run: Callable[[], Awaitable[T]],
+    ) -> T:
         """Run a mutating request once per idempotency key; see `Requests.once`."""
         return await self._requests.once(key, method, params, run)
 

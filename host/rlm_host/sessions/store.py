@@ -33,12 +33,14 @@ from rlm_protocol.session import (
 
 from .. import paths
 from ..clock import Clock
+from ..models.catalog import check_thinking
 from ..paths import Directory
+from ..processes.ledger import this_process
 from .files import Files
 from .fork import copy_prefix
 from .index import Index
 from .journal import store_error
-from .lease import Lease, this_process
+from .lease import Holder, Lease
 from .options import composed, env_of, public
 from .ports import Fold, KernelFactory, Models, SessionPorts
 from .recorded import Environment
@@ -73,6 +75,7 @@ class SessionStore:
     Args:
         home: RLM_HOME; created when the first session is.
         ephemeral_home: where non-persistent sessions lie.
+        default_model: the user's choice for sessions that name none.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
     """
@@ -86,13 +89,15 @@ class SessionStore:
         kernels: KernelFactory,
         models: Models,
         ports: SessionPorts,
+        default_model: str | None = None,
         max_depth: int = 2,
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
-        self._models, self._max_depth, self._socket = models, max_depth, socket
+        self._models, self._default_model = models, default_model
+        self._max_depth, self._socket = max_depth, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
         self._shared = Environment(
             home=home,
@@ -169,8 +174,8 @@ class SessionStore:
         request: str | None,
     ) -> SessionActor:
         self._check_open()
-        model = params.model or self._models.default()
-        self._models.check(model, params.thinking)
+        model = self._models.default(params.model or self._default_model)
+        check_thinking(model, params.thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
@@ -181,7 +186,7 @@ class SessionStore:
             session_id=session_id,
             name=params.name or f"{cwd.name or 'session'}-{session_id[-4:]}",
             cwd=params.cwd,
-            model=model,
+            model=model.selector,
             thinking=params.thinking,
             prompt="",
             max_depth=parent.max_depth if parent else self._max_depth,
@@ -193,7 +198,9 @@ class SessionStore:
             key=params.idempotency_key,
             request=request,
         )
-        return await self._found_session(header, env)
+        actor = await self._found_session(header, env)
+        self._own(asyncio.ensure_future(self._models.warm_up(model.provider)))
+        return actor
 
     async def _found_session(self, header: r.SessionOpened, env: dict[str, str]) -> SessionActor:
         """Write a new journal and open it."""
@@ -271,10 +278,11 @@ class SessionStore:
     def _open_journal(self, session_id: str, folder: Path) -> _Found:
         """Lock and fold a journal. Blocks."""
         name = f"{session_id}.jsonl"
-        owner = this_process(now_ms=self._shared.clock.now_ms(), socket=self._socket)
+        now_ms = self._shared.clock.now_ms()
+        holder = Holder(owner=this_process(), since_ms=now_ms, socket=self._socket)
         directory = Directory.open(folder)
         try:
-            lease = Lease.take(directory, name, owner)
+            lease = Lease.take(directory, name, holder)
             try:
                 recovered = recover(
                     directory,

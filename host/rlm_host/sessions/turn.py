@@ -168,8 +168,8 @@ class Turn:
         session, turn = self._session, self._session.state.turn
         assert turn is not None
         attempt = turn.attempts + 1
-        provider = session.models.provider(session.state.model)
-        request = self._request()
+        info, provider = session.models.provider_for(session.state.model)
+        request = self._request(info.selector)
         for reserve in session.ports.before_request:
             await self._unless_interrupted(reserve(session, request, attempt))
         intent = r.ProviderIntent(
@@ -197,11 +197,11 @@ class Turn:
                 await settle(session, attempt, used)
         return outcome
 
-    def _request(self) -> Request:
+    def _request(self, model: str) -> Request:
         state = self._session.state
         messages: tuple[Message, ...] = self._session.transcript.messages
         return Request(
-            model=state.model,
+            model=model,
             messages=messages,
             instructions=state.prompt,
             tools=(PYTHON,),
