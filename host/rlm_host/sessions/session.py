@@ -284,8 +284,8 @@ class SessionActor(Recorded):
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
         if self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet):
-            where = {"session_id": self.id, "seq": self.last_seq, "gen": self.state.gen}
-            self.emit("session/quiet", msgspec.convert(where, SessionQuiet))
+            quiet_now = SessionQuiet(session_id=self.id, seq=self.last_seq, gen=self.state.gen)
+            self.emit("session/quiet", quiet_now)
 
     def _said(self, text: str) -> UserMessage:
         now_ms = self.clock.now_ms()
