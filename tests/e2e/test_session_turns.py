@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_client import FakeClient, spawned
+
+from support.fake_client import spawned
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +31,9 @@ async def test_a_turn_with_a_cell(tmp_path: Path) -> None:
             "turn/start",
             {
                 "sessionId": session["id"],
-                "input": [{"type": "text", "text": play({"call": "print(6 * 7)"}, {"text": "done"})}],
+                "input": [
+                    {"type": "text", "text": play({"call": "print(6 * 7)"}, {"text": "done"})}
+                ],
             },
         )
         done = await client.until("turn/completed", lambda p: p["turnId"] == turn["turnId"])
