@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from support.fake_client import spawned
+from support.fake_client import FakeClient, spawned
 
 pytestmark = pytest.mark.anyio
 
