@@ -181,7 +181,7 @@ class HostClient:
             HostLost: it ended before it answered; `stderr_tail` says what it said.
         """
         process, endpoint = await HostProcess.start(
-            command or (sys.executable, "-m", "rlm_host"), env=env, cwd=cwd
+            command or (sys.executable, "-P", "-m", "rlm_host"), env=env, cwd=cwd
         )
         try:
             client = cls(endpoint, process)

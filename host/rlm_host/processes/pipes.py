@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 
@@ -120,7 +120,7 @@ class PipeWriter:
             self.close()
 
 
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+async def to_the_end(work: Awaitable[T]) -> T:
     """
     Run clean-up that must not be cut short: it ends first, then a cancellation goes on its way.
 

@@ -17,9 +17,9 @@ async def status(context: Context, params: NoParams) -> HostStatusResult:
         version=__version__,
         pid=os.getpid(),
         uptime_ms=services.uptime_ms(),
-        sessions=0,
+        sessions=services.agents.open_sessions,
         kernels=0,
-        runs=0,
+        runs=services.loops.running,
         queues=QueueStatus(
             bytes=services.attachments.unsent_bytes, dropped=services.attachments.dropped_bytes
         ),
