@@ -10,6 +10,10 @@ import random
 from pathlib import Path
 
 import pytest
+
+from rlm_host.sessions.files import Files
+from rlm_host.sessions.journal import Journal
+from rlm_protocol.errors import StoreFull, StoreUnavailable
 from support.journals import (
     NAME,
     Crash,
@@ -23,10 +27,6 @@ from support.journals import (
     write_journal,
     writer,
 )
-
-from rlm_host.sessions.files import Files
-from rlm_host.sessions.journal import Journal
-from rlm_protocol.errors import StoreFull, StoreUnavailable
 
 pytestmark = pytest.mark.anyio
 WORDS = ["eins", "zwei ü", "drei", "x" * 90, "fünf", "sechs"]
