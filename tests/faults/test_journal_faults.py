@@ -47,11 +47,12 @@ async def appended(journal: Journal, text: str) -> bool:
         await asyncio.wait([flusher])
     if not future.done():
         flusher.result()  # raises Crash
-    try:
-        await future
-    except (StoreFull, StoreUnavailable) as why:
-        assert NAME in str(why)
+    await asyncio.wait([future])
+    refused = future.exception()
+    if isinstance(refused, StoreFull | StoreUnavailable):
+        assert NAME in str(refused)
         return False
+    future.result()
     return True
 
 
