@@ -12,6 +12,7 @@ from .loop_clients import LoopClients
 
 if TYPE_CHECKING:
     from ..models.registry import Models
+    from ..sessions.session import SessionActor
     from ..sessions.store import SessionStore
 
 
@@ -27,8 +28,8 @@ class Agents(Protocol):
         """Raises ConfigInvalid when a provider's table is wrong."""
 
     @property
-    def open_sessions(self) -> int:
-        """How many sessions are loaded; asking loads nothing."""
+    def open_sessions(self) -> "tuple[SessionActor, ...]":
+        """Give the sessions that are loaded; asking loads nothing."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -55,3 +56,15 @@ class Services:
     def sessions(self) -> "SessionStore":
         """All sessions of the host."""
         return self.agents.sessions
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is attached, or a turn, a cell or a run is going on."""
+        return (
+            len(self.attachments) > 0
+            or self.loops.running > 0
+            or any(
+                actor.state.turn is not None or actor.kernel.status not in ("none", "idle", "dead")
+                for actor in self.agents.open_sessions
+            )
+        )
