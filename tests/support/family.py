@@ -16,8 +16,6 @@ from rlm_host.children.service import ChildrenService
 from rlm_host.clock import SystemClock
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.session_kernel import SessionKernel
-from rlm_host.models.catalog import check_thinking
-from rlm_host.models.provider import Provider
 from rlm_host.models.registry import Models
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
@@ -33,22 +31,6 @@ STEPS = "scripted/steps"
 """Plays the JSON list of steps in its task."""
 PYTHON = "scripted/python"
 """Runs what follows `run:` at the beginning of its task, and answers with what it printed."""
-
-
-class SessionModels:
-    """The models as sessions see them."""
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def default(self) -> str:
-        return self._models.default().selector
-
-    def check(self, selector: str, thinking: Any) -> None:
-        check_thinking(self._models.resolve(selector), thinking)
-
-    def provider(self, selector: str) -> Provider:
-        return self._models.provider_for(selector)[1]
 
 
 class Family:
@@ -162,7 +144,7 @@ async def family(
             ephemeral_home=tmp_path / "ephemeral",
             clock=clock,
             kernels=kernel,
-            models=SessionModels(models),
+            models=models,
             ports=ports,
         )
         service.bind(store)

@@ -43,8 +43,8 @@ class Live:
         """Why its last turn failed."""
         self.exists = anyio.Event()
         """Set when its session can be opened, or never will be."""
-        self.creating = False
-        """Its session is being created by us: opening it is no recovery."""
+        self.ours = False
+        """This process created or recovered it: what is open of it is really under way."""
 
 
 class Kin:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
 from rlm_protocol import records as r
-from rlm_protocol.errors import RlmError, SessionClosed, SessionNotFound
+from rlm_protocol.errors import RlmError, SessionClosed, SessionLeased, SessionNotFound
 from rlm_protocol.item import ChildMessage, Outcome
 from rlm_protocol.session import SessionCreateParams, SessionOptions
 
@@ -62,6 +62,7 @@ class Runner:
         self._ports, self._start_task = ports, start_task
         self._places = Places(kin.settings.running_max)
         self._stops: dict[str, int] = {}
+        self._recoveries: dict[str, asyncio.Event] = {}
 
     # --- tasks ---
 
@@ -84,7 +85,7 @@ class Runner:
             ),
         )
         live = self._kin.live(child)
-        live.creating = True
+        live.ours = True
         try:
             await self._kin.store.create(
                 params, parent=link_of(parent, admitted), session_id=admitted.session_id
@@ -97,7 +98,6 @@ class Runner:
             log.exception("the child %s could not be started", admitted.session_id)
             await self.feed(parent, child, On.FAIL, error="The host has a bug; see its log.")
         finally:
-            live.creating = False
             live.exists.set()
 
     async def give(
@@ -154,23 +154,37 @@ class Runner:
         When this returns, the change is durable, and what it asks for is done: the parent's notice
         is queued, a stopped child's session and its descendants are closed.
         """
+        actor = self._kin.loaded(child.admitted.session_id)
         async with self._kin.live(child).lock:
             status, actions = step(child.status, given)
             if status is child.status:
                 return False
-            if Do.END in actions:
-                await self._fold_usage(child)
+            if Do.STOP in actions:
+                # First stopped, then recorded: what it used until then is known, and a crash in
+                # between leaves a task that recovery closes.
+                await self._close(child, deleted=status is Status.DELETED)
+            if actor is not None:
+                await self._accounts.fold_up(actor)
             records = await self._records(
-                parent, child, given, status, actions, error=error, phase=phase, item_id=item_id
+                parent,
+                child,
+                actor,
+                given,
+                status,
+                actions,
+                error=error,
+                phase=phase,
+                item_id=item_id,
             )
             await parent.append(*records)
-        await self._act(parent, child, actions)
+        await self._act(parent, child, actor, actions)
         return True
 
     async def _records(
         self,
         parent: SessionActor,
         child: Child,
+        actor: SessionActor | None,
         given: On,
         status: Status,
         actions: tuple[Do, ...],
@@ -192,7 +206,6 @@ class Runner:
                 )
             )
         elif Do.END in actions:
-            loaded = self._kin.loaded(child.admitted.session_id)
             records.append(
                 r.ChildStatusChanged(
                     child_id=child.id,
@@ -201,7 +214,7 @@ class Runner:
                     outcome=await self._outcome(parent, child, given),
                     error=error,
                     phase=phase,
-                    children=len(registry_of(loaded).children) if loaded else 0,
+                    children=len(registry_of(actor).children) if actor else 0,
                 )
             )
         elif status is not Status.DELETED:
@@ -222,7 +235,13 @@ class Runner:
             return "submitted"
         return "replied" if child.replied else "endedWithoutReply"
 
-    async def _act(self, parent: SessionActor, child: Child, actions: tuple[Do, ...]) -> None:
+    async def _act(
+        self,
+        parent: SessionActor,
+        child: Child,
+        actor: SessionActor | None,
+        actions: tuple[Do, ...],
+    ) -> None:
         if Do.ADMIT in actions:
             await self._documents.give(parent, child, child.generation)
         if Do.END in actions:
@@ -234,17 +253,16 @@ class Runner:
                 outcome=child.outcome,
                 replied=child.replied,
             )
-            await self.tell(parent, child)
-        if Do.STOP in actions:
-            await self._close(child)
+            await self.tell(parent, child, actor)
         if child.status not in BUSY:
             self._start_task(self.settle, parent)
 
-    async def tell(self, parent: SessionActor, child: Child) -> None:
+    async def tell(
+        self, parent: SessionActor, child: Child, actor: SessionActor | None = None
+    ) -> None:
         """Queue the notice of a task's end with the parent, if it is still owed."""
         if not child.owes_notice or child.outcome is None:
             return
-        loaded = self._kin.loaded(child.admitted.session_id)
         now_ms = self._kin.clock.now_ms()
         item = ChildMessage(
             id=notice_id(child.id, child.generation),
@@ -257,7 +275,7 @@ class Runner:
                 name=child.name,
                 generation=child.generation,
                 error=child.error,
-                preview=recent_of(loaded).preview(PREVIEW_CHARS) if loaded else "",
+                preview=recent_of(actor).preview(PREVIEW_CHARS) if actor else "",
                 contracted=child.admitted.contract is not None,
             ),
             started_at_ms=now_ms,
@@ -269,16 +287,11 @@ class Runner:
             return  # it is still owed: the parent gets it when it is opened again
         await self._documents.note(parent, child, child.generation, notice_admitted=True)
 
-    async def _fold_usage(self, child: Child) -> None:
-        loaded = self._kin.loaded(child.admitted.session_id)
-        if loaded is not None:
-            await self._accounts.fold_up(loaded)
-
-    async def _close(self, child: Child) -> None:
+    async def _close(self, child: Child, *, deleted: bool = False) -> None:
         self._places.release(child.admitted.session_id)
         loaded = self._kin.loaded(child.admitted.session_id)
         if loaded is not None:
-            await loaded.close(reason="deleted" if child.status is Status.DELETED else "detached")
+            await loaded.close(reason="deleted" if deleted else "detached")
 
     # --- what sessions tell: hooks ---
 
@@ -354,13 +367,22 @@ class Runner:
 
     async def on_stop(self, actor: SessionActor) -> None:
         """Cancel everything below a session; when this returns, nothing of it runs."""
+        await self._recovered(actor)
+        await self._cancel_children(actor)
+
+    async def _cancel_children(self, actor: SessionActor) -> None:
         self._stops[actor.id] = self.stops(actor) + 1
-        await _all(self.feed(actor, child, On.CANCEL) for child in registry_of(actor).busy())
+        busy = [child for child in registry_of(actor).busy() if self._kin.live(child).ours]
+        await _all(self.feed(actor, child, On.CANCEL) for child in busy)
 
     async def on_close(self, actor: SessionActor) -> None:
-        """A closing parent cancels its children and closes those that rest."""
+        """
+        A closing parent cancels its children and closes those that rest.
+
+        Those that a crash left busy, and that are not recovered yet, are left to the next recovery.
+        """
         self._places.release(actor.id)
-        await self.on_stop(actor)
+        await self._cancel_children(actor)
         own = [child for child in registry_of(actor).children.values() if not child.foreign]
         await _all(self._close(child) for child in own)
 
@@ -407,34 +429,51 @@ class Runner:
         for child in registry_of(actor).children.values():
             await self.tell(actor, child)
         if registry_of(actor).busy():
-            self._start_task(self._recover_children, actor)
+            over = self._recoveries[actor.id] = asyncio.Event()
+            self._start_task(self._recover_children, actor, over)
+
+    async def _recovered(self, actor: SessionActor) -> None:
+        """Wait until nothing is left of what a crash left open below a session."""
+        if (over := self._recoveries.get(actor.id)) is not None:
+            await over.wait()
 
     async def _close_lost_task(self, actor: SessionActor) -> None:
         parent, child = await self._kin.parent_of(actor)
-        if child.status not in BUSY or self._kin.live(child).creating:
+        live = self._kin.live(child)
+        known, live.ours = live.ours, True
+        if child.status not in BUSY or known:
             return
         task = task_id(child.id, child.generation)
         reached = task in actor.state.pending or task in actor.state.settled
         for item_id in tuple(actor.state.pending):
             await actor.withdraw(item_id)
         await self._lose(parent, child, "afterPrompt" if reached else "beforePrompt")
-        await self._accounts.fold_up(actor)
 
     async def _lose(
         self, parent: SessionActor, child: Child, phase: Literal["beforePrompt", "afterPrompt"]
     ) -> None:
         await self.feed(parent, child, On.LOST, error=LOST[phase], phase=phase)
 
-    async def _recover_children(self, actor: SessionActor) -> None:
+    async def _recover_children(self, actor: SessionActor, over: asyncio.Event) -> None:
         """Open each child that was busy, which closes its task, and let it rest again."""
-        for child in registry_of(actor).busy():
-            try:
-                await self._kin.store.get(child.admitted.session_id)
-            except RlmError as why:
-                log.warning("the child %s cannot be opened: %s", child.admitted.session_id, why)
-                await self._lose(actor, child, "beforePrompt")
-            else:
-                await self._close(child)
+        try:
+            for child in registry_of(actor).busy():
+                await self._recover_child(actor, child)
+        finally:
+            over.set()
+            self._recoveries.pop(actor.id, None)
+
+    async def _recover_child(self, actor: SessionActor, child: Child) -> None:
+        try:
+            opened = await self._kin.store.get(child.admitted.session_id)
+        except (SessionClosed, SessionLeased):
+            return  # the host is going, or another one has it: it stays as it is for now
+        except RlmError as why:
+            log.warning("the child %s cannot be opened: %s", child.admitted.session_id, why)
+            await self._lose(actor, child, "beforePrompt")
+        else:
+            await self._recovered(opened)
+            await self._close(child)
 
 
 async def _all(works: Iterable[Awaitable[Any]]) -> None:

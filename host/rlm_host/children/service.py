@@ -74,6 +74,9 @@ class ChildrenService:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
         """End what still runs beside the sessions. They have been closed before."""
         self._closed = True
         while self._tasks:
