@@ -271,10 +271,10 @@ async def run_demo(file: DemoFile, view: DemoView) -> dict[str, Any]:
     }
 
 
-def main(command: str, argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command; give its exit code."""
     parser = argparse.ArgumentParser(
-        prog=f"rlm-host {command}", description=__doc__.split("\n\n")[0]
+        prog="rlm-host demo", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("file", nargs="?", help="any file; default: the demo's own source")
     parser.add_argument("--json", action="store_true", help="print a summary as JSON only")
