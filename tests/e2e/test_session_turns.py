@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_client import FakeClient, spawned
+
+from support.fake_client import spawned
 
 pytestmark = pytest.mark.anyio
 
