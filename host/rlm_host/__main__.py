@@ -3,6 +3,7 @@
 import sys
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("rlm_host.faces.demo", "measure a file with agents and a loop; needs no key"),
     "serve": ("rlm_host.faces.cli_host", "serve on a unix socket until it is stopped"),
     "schema": ("rlm_host.faces.cli_host", "write the JSON Schemas and the OpenRPC document"),
 }

@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
 
 if TYPE_CHECKING:
+    from .children.service import ChildrenService
     from .models.registry import Models
     from .sessions.store import SessionStore
 
@@ -78,9 +80,9 @@ async def build(
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import artifact, host, loop, model, repl, session, turn, usage
+    from .rpc.handlers import agent, artifact, host, loop, model, repl, session, turn, usage
 
-    nouns = (artifact, host, loop, model, repl, session, turn, usage)
+    nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
@@ -100,6 +102,7 @@ class Agents:
         self._clock, self._processes = clock, processes
         self._models: Models | None = None
         self._sessions: SessionStore | None = None
+        self._children: ChildrenService | None = None
 
     @property
     def models(self) -> "Models":
@@ -122,6 +125,8 @@ class Agents:
     def sessions(self) -> "SessionStore":
         """Raises ConfigInvalid when a provider's table is wrong."""
         if self._sessions is None:
+            from .children.kin import ChildrenSettings
+            from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
             from .sessions.ports import SessionPorts
@@ -134,6 +139,16 @@ class Agents:
                 clock=self._clock,
                 packages=self._config.kernel.packages,
             )
+            ports, limits = SessionPorts(), self._config.children
+            self._children = ChildrenService(
+                models=self.models,
+                clock=self._clock,
+                ports=ports,
+                new_hex=lambda digits: secrets.token_hex(digits)[:digits],
+                settings=ChildrenSettings(
+                    running_max=limits.max_running, living_max=limits.max_living
+                ),
+            )
             self._sessions = SessionStore(
                 home=self._home,
                 ephemeral_home=paths.ephemeral_home(self._env),
@@ -141,10 +156,18 @@ class Agents:
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
                 default_model=self._config.model,
-                ports=SessionPorts(),
-                max_depth=self._config.children.max_depth,
+                ports=ports,
+                max_depth=limits.max_depth,
             )
+            self._children.bind(self._sessions)
         return self._sessions
+
+    @property
+    def children(self) -> "ChildrenService":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        assert self.sessions is not None
+        assert self._children is not None
+        return self._children
 
     @property
     def open_sessions(self) -> int:
@@ -155,6 +178,8 @@ class Agents:
         """End every session, then every connection to a provider."""
         if self._sessions is not None:
             await self._sessions.aclose()
+        if self._children is not None:
+            await self._children.aclose()
         if self._models is not None:
             await self._models.aclose()
 

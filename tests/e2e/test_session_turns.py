@@ -31,7 +31,9 @@ async def test_a_turn_with_a_cell(tmp_path: Path) -> None:
             "turn/start",
             {
                 "sessionId": session["id"],
-                "input": [{"type": "text", "text": play({"call": "print(6 * 7)"}, {"text": "done"})}],
+                "input": [
+                    {"type": "text", "text": play({"call": "print(6 * 7)"}, {"text": "done"})}
+                ],
             },
         )
         done = await client.until("turn/completed", lambda p: p["turnId"] == turn["turnId"])

@@ -40,11 +40,6 @@ def store(tmp_path: Path):
     opened.close()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def kernel_of(store, *, gates=(), log=None, telemetry=None, compute=None, fault=None, **config):
     values = {"max_generations": 4, **config}
     more = {} if fault is None else {"fault": fault}
@@ -762,3 +757,57 @@ def test_a_worker_of_many_generations_keeps_no_thread_afterwards(store) -> None:
             break
         waiting.wait(0.01)
     assert threading.active_count() <= before
+
+
+def test_a_long_step_keeps_its_lease(store) -> None:
+    loops = LoopKernel(store, LoopConfig("t", "w", max_generations=1), lease_ms=300)
+    original, renewed = store.renew, []
+
+    def renew(lease):
+        renewed.append(lease.token)
+        return original(lease)
+
+    store.renew = renew
+
+    def step(context) -> LoopObservation:
+        deadline = time.monotonic() + 30
+        while len(renewed) < 3:
+            assert time.monotonic() < deadline
+        return LoopObservation(reward=0.5)
+
+    assert loops.run(loops.submit(), "w", step).terminal
+    assert set(renewed) == {1}
+
+
+def test_a_renewal_that_fails_loses_nothing_by_itself(store) -> None:
+    """Only the time of the lease, without a renewal, asks the step to end; then the token decides."""
+    loops = LoopKernel(store, LoopConfig("t", "w", max_generations=1), lease_ms=100)
+
+    def renew(lease):
+        raise StoreUnavailable("for now")
+
+    store.renew = renew
+
+    def step(context) -> LoopObservation:
+        deadline = time.monotonic() + 30
+        while not context.cancelled:
+            assert time.monotonic() < deadline
+        return LoopObservation(reward=0.5)
+
+    report = loops.run(loops.submit(), "w", step)
+    assert [g.action for g in report.generations] == ["accept"]
+
+
+def test_downtime_is_not_charged_to_the_time_budget(store) -> None:
+    loops = kernel_of(store, max_generations=9, time_budget_s=1.0)
+    run_id = loops.submit()
+
+    def step(context) -> LoopObservation:
+        if context.generation == 1 and context.token == 1:
+            raise KeyboardInterrupt
+        return LoopObservation(reward=context.generation, elapsed_ms=400)
+
+    with pytest.raises(KeyboardInterrupt):
+        loops.run(run_id, "w", step)
+    report = loops.run(run_id, "w", step)
+    assert (report.stopped_reason, report.elapsed_ms) == ("time_budget", 1200.0)

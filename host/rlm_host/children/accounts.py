@@ -5,6 +5,7 @@ Both are kept under one lock for each journal that is written to, because a deci
 of it must not have another one between them.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import cast
@@ -76,8 +77,14 @@ class Accounts:
         """
         scopes = await self._scopes(actor)
         if scopes:
+            key = _request_id(actor, attempt)
             worst = worst_case(request, self._resolve(request.model))
-            await self._admit(actor, scopes, worst, _request_id(actor, attempt))
+            try:
+                await self._admit(actor, scopes, worst, key)
+            except asyncio.CancelledError:
+                # The reservation may be on its way to the disk: what follows it frees it.
+                await (await self._kin.root_of(actor)).append(r.BudgetSettled(reservation_id=key))
+                raise
 
     async def reserve_spawn(self, actor: SessionActor, child_id: str) -> None:
         """Count a spawn. Raises BudgetExhausted."""
@@ -91,7 +98,7 @@ class Accounts:
 
     async def settle_spawn(self, actor: SessionActor, child_id: str, *, spawned: bool) -> None:
         """Keep the spawn that was counted, or give it back."""
-        root = await self._root(actor)
+        root = await self._kin.root_of(actor)
         reservation = f"{actor.id}-{child_id}"
         if reservation in book_of(root).open:
             record = r.BudgetSettled(reservation_id=reservation, spawns=int(spawned))
@@ -105,12 +112,12 @@ class Accounts:
     async def spawns_left(self, actor: SessionActor) -> int | None:
         """Give how many more children the budgets above a session admit; None without a limit."""
         scopes = await self._scopes(actor)
-        return book_of(await self._root(actor)).spawns_left(scopes) if scopes else None
+        return book_of(await self._kin.root_of(actor)).spawns_left(scopes) if scopes else None
 
     async def _admit(
         self, actor: SessionActor, scopes: tuple[Scope, ...], amount: Amount, key: str
     ) -> None:
-        root = await self._root(actor)
+        root = await self._kin.root_of(actor)
         async with self._lock(root):
             book, now_ms = book_of(root), self._kin.clock.now_ms()
             book.admit(amount, scopes, now_ms=now_ms)
@@ -127,7 +134,7 @@ class Accounts:
                 await self._warn(root, scope)
 
     async def _settle(self, actor: SessionActor, key: str, usage: Usage | None) -> None:
-        root = await self._root(actor)
+        root = await self._kin.root_of(actor)
         reservation = book_of(root).open.get(key)
         if reservation is None:
             return
@@ -170,10 +177,6 @@ class Accounts:
             if actor.state.opened.parent is None:
                 return tuple(scopes)
             actor, _ = await self._kin.parent_of(actor)
-
-    async def _root(self, actor: SessionActor) -> SessionActor:
-        link = actor.state.opened.parent
-        return actor if link is None else await self._kin.store.get(link.root_id)
 
     def _lock(self, actor: SessionActor) -> anyio.Lock:
         return self._locks.setdefault(actor.id, anyio.Lock())

@@ -39,22 +39,24 @@ class Live:
         self.lock = anyio.Lock()
         self.document_lock = anyio.Lock()
         self.document: ContractJournal | None = None
+        self.error: str | None = None
+        """Why its last turn failed."""
         self.exists = anyio.Event()
         """Set when its session can be opened, or never will be."""
+        self.ours = False
+        """This process created or recovered it: what is open of it is really under way."""
 
 
 class Kin:
     """The host's sessions as a family; made once, by the service."""
 
+    store: SessionStore
+    """Bound before the first session is opened."""
+
     def __init__(
-        self,
-        *,
-        store: SessionStore,
-        clock: Clock,
-        settings: ChildrenSettings,
-        new_hex: Callable[[int], str],
+        self, *, clock: Clock, settings: ChildrenSettings, new_hex: Callable[[int], str]
     ) -> None:
-        self.store, self.clock, self.settings, self.new_hex = store, clock, settings, new_hex
+        self.clock, self.settings, self.new_hex = clock, settings, new_hex
         self._live: dict[str, Live] = {}
 
     def live(self, child: Child) -> Live:
@@ -62,12 +64,12 @@ class Kin:
         return self._live.setdefault(child.admitted.session_id, Live())
 
     def loaded(self, session_id: str) -> SessionActor | None:
-        """Give the session if it is open in this process."""
-        return next((a for a in self.store.loaded() if a.id == session_id), None)
+        """Give the session if it is open in this process, also while it closes."""
+        return next((actor for actor in self.store.loaded() if actor.id == session_id), None)
 
     async def parent_of(self, actor: SessionActor) -> tuple[SessionActor, Child]:
         """
-        Give a session's parent and the parent's entry for it.
+        Give a session's parent, also while it closes, and the parent's entry for the session.
 
         Raises:
             NotAChild: it is a root session.
@@ -75,8 +77,15 @@ class Kin:
         link = actor.state.opened.parent
         if link is None:
             raise NotAChild
-        parent = await self.store.get(link.session_id)
+        parent = self.loaded(link.session_id) or await self.store.get(link.session_id)
         return parent, registry_of(parent).children[link.child_id]
+
+    async def root_of(self, actor: SessionActor) -> SessionActor:
+        """Give the root of a session's tree, also while it closes."""
+        link = actor.state.opened.parent
+        if link is None:
+            return actor
+        return self.loaded(link.root_id) or await self.store.get(link.root_id)
 
     async def home_of(self, actor: SessionActor, child: Child) -> Path:
         """Give a child's directory; of a child that a fork reads, where its real parent has it."""

@@ -239,6 +239,8 @@ class Worker:
             else:
                 what = self._head.live[-2] if len(self._head.live) > 1 else None
             started_s = time.monotonic()
+            if self._hold.due:  # it may have slept since it was told that the run is its own
+                yield StoreCall(self._hold.check)
             try:
                 yield UserCall(function, (context, what))
                 return True

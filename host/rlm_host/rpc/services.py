@@ -11,6 +11,7 @@ from .feeds import Feeds
 from .loop_clients import LoopClients
 
 if TYPE_CHECKING:
+    from ..children.service import ChildrenService
     from ..models.registry import Models
     from ..sessions.store import SessionStore
 
@@ -24,6 +25,10 @@ class Agents(Protocol):
 
     @property
     def sessions(self) -> "SessionStore":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+
+    @property
+    def children(self) -> "ChildrenService":
         """Raises ConfigInvalid when a provider's table is wrong."""
 
     @property
@@ -55,3 +60,8 @@ class Services:
     def sessions(self) -> "SessionStore":
         """All sessions of the host."""
         return self.agents.sessions
+
+    @property
+    def children(self) -> "ChildrenService":
+        """All children of these sessions."""
+        return self.agents.children

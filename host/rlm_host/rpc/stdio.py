@@ -53,6 +53,7 @@ async def serve_stdio(
         follow(client_pid)
         connection.start()
         code = await lifetime.wait()
+        await connection.settle()
         await connection.close()
         tasks.cancel_scope.cancel()
     return code

@@ -171,7 +171,7 @@ class Turn:
         info, provider = session.models.provider_for(session.state.model)
         request = self._request(info.selector)
         for reserve in session.ports.before_request:
-            await reserve(session, request, attempt)
+            await self._unless_interrupted(reserve(session, request, attempt))
         intent = r.ProviderIntent(
             turn_id=self.turn_id,
             attempt=attempt,
