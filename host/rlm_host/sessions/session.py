@@ -90,7 +90,7 @@ class SessionActor(Recorded):
         for hook in self.ports.on_load:
             await hook(self)
         if self.pending("steer"):
-            self.adopt(asyncio.ensure_future(self._next()))
+            self.launch(self._next())
 
     def _notification(self, entry: r.Entry) -> Notification | None:
         project = self.ports.project.get(type(entry.record))
@@ -249,7 +249,7 @@ class SessionActor(Recorded):
             self._turn = None
             self._idle.set()
             raise
-        self._running = self.adopt(asyncio.ensure_future(self._run(turn)))
+        self._running = self.launch(self._run(turn))
 
     async def _run(self, turn: Turn) -> None:
         try:
@@ -284,8 +284,7 @@ class SessionActor(Recorded):
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
         if self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet):
-            quiet_now = SessionQuiet(session_id=self.id, seq=self.last_seq, gen=self.state.gen)
-            self.emit("session/quiet", quiet_now)
+            self.emit("session/quiet", SessionQuiet(**self.where()))
 
     def _said(self, text: str) -> UserMessage:
         now_ms = self.clock.now_ms()
@@ -438,9 +437,7 @@ class SessionActor(Recorded):
         if self.state.seq != self._checkpointed and not self.state.opened.ephemeral:
             await asyncio.wait([self._checkpoint()])
         await self._journal.aclose()
-        closed = ClosedNotice(
-            session_id=self.id, seq=self.state.seq, gen=self.state.gen, reason=reason
-        )
+        closed = ClosedNotice(**self.where(self.state.seq), reason=reason)
         self.subscriptions.emit(0, "session/closed", closed)
         self._lease.release()
         self._directory.close()

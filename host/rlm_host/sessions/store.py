@@ -467,7 +467,9 @@ class SessionStore:
                 log.warning("session %s: %s", actor.id, why)
 
     async def aclose(self) -> None:
-        """Close every session, children before their parents."""
+        """Close every session, children before their parents. Closing twice is fine."""
+        if self._closed:
+            return
         self._closed = True
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
