@@ -47,9 +47,7 @@ def sweep(ledger: Ledger) -> Swept:
     """
     here = ledger.owner
     records = ledger.open_records()
-    dead = [
-        r for r in records if r.owner.is_here(here) and not _alive(r.owner.pid, r.owner.started)
-    ]
+    dead = _of_dead_hosts(ledger)
     killed: list[int] = []
     for record in dead:
         killed += kill_all(functools.partial(_left_of, record))
@@ -60,6 +58,21 @@ def sweep(ledger: Ledger) -> Swept:
         labels=tuple(r.label for r in dead),
         elsewhere=len(records) - len(dead) - len(over),
     )
+
+
+def left_running(ledger: Ledger) -> tuple[int, ...]:
+    """Give the pids that `sweep` would end. Blocks; raises OSError as it does."""
+    table = facts.processes()
+    pids = [fact.pid for record in _of_dead_hosts(ledger) for fact in _left_of(record, table)]
+    return tuple(dict.fromkeys(pids))
+
+
+def _of_dead_hosts(ledger: Ledger) -> list[Started]:
+    return [
+        record
+        for record in ledger.open_records()
+        if record.owner.is_here(ledger.owner) and not _alive(record.owner.pid, record.owner.started)
+    ]
 
 
 def tree(root: int, table: dict[int, ProcessFact]) -> list[ProcessFact]:
