@@ -36,7 +36,10 @@ class ChildrenConfig(_Table, frozen=True):
     """`[children]`."""
 
     max_depth: int = 2
-    max_living: int = 64
+    max_running: int = 8
+    """Children of one depth whose turns run at once; others wait, visibly queued."""
+    max_living: int = 1000
+    """Living children of one session."""
 
 
 class Config(_Table, frozen=True):

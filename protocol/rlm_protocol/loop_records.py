@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .loop import Number, RunStatus
+from .loop import Number, RunStatus, Step
 
 Action = Literal["accept", "reject", "defer", "rollback", "stop"]
 VerdictKind = Literal["allow", "defer", "error", "rollback", "deny", "stop"]
@@ -186,18 +186,26 @@ class _Event(_Record, frozen=True, tag_field="kind"):
     """Base of events. The tag is the event's kind."""
 
 
+class Steps(_Record, frozen=True):
+    """How a host runs the functions of a run, after a restart too."""
+
+    step: Step
+    apply: Step | None = None
+    rollback: Step | None = None
+
+
 class Submitted(_Event, frozen=True, tag="submitted"):
     """
     The first event. `seed_root` is the run id that seeds are made from: a fork keeps its parent's.
 
-    `step` tells a host how to run the steps again; None when only the submitter can.
+    `steps` is None when only the submitter's process can run them.
     """
 
     config: LoopConfig
     seed_root: str
     parent: str | None = None
     forked_at: int | None = None
-    step: Any = None
+    steps: Steps | None = None
 
 
 class StepFailed(_Event, frozen=True, tag="step_failed"):

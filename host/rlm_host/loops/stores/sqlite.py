@@ -3,7 +3,6 @@
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,8 @@ from rlm_protocol.errors import ConfigInvalid, Conflict, LeaseHeld, LeaseLost, S
 from rlm_protocol.loop import RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
+from ...clock import SystemClock
+from ...processes.facts import boot_id
 from . import liveness
 from .base import (
     LEASE_MS,
@@ -49,15 +50,8 @@ from .sqlite_rows import (
     settle,
 )
 
+_CLOCK = SystemClock()
 _TERMINAL = ", ".join(f"'{status}'" for status in sorted(records.TERMINAL))
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(slots=True)
@@ -97,8 +91,8 @@ class SqliteRunStore:
         path: str | os.PathLike[str],
         *,
         busy_ms: int = BUSY_MS,
-        now_ms: Callable[[], int] = _wall_ms,
-        monotonic_ms: Callable[[], int] = _monotonic_ms,
+        now_ms: Callable[[], int] = _CLOCK.now_ms,
+        monotonic_ms: Callable[[], int] = _CLOCK.monotonic_ms,
         fault: Fault = no_fault,
     ) -> None:
         self.path = Path(os.path.realpath(path))
@@ -106,7 +100,7 @@ class SqliteRunStore:
         self._now_ms = now_ms
         self._monotonic_ms = monotonic_ms
         self._fault = fault
-        self._boot = liveness.boot_id()
+        self._boot = boot_id()
         self._owners = self.path.with_name(self.path.name + "-owners")
         self._inherited: list[_Process] = []
         self._process = self._new_process()
