@@ -147,9 +147,10 @@ def test_a_tree_that_grows_while_it_is_killed_leaves_no_orphan() -> None:
     """What is forked between the look and the kill must not get out of sight."""
     grow = (
         "import os, time\n"
-        "for _ in range(300):\n"
+        "for _ in range(1000):\n"
         "  if os.fork() == 0:\n"
         "    os.setsid(); time.sleep(1000)\n"
+        "  time.sleep(0.005)\n"
         "time.sleep(1000)\n"
     )
     root = subprocess.Popen(
