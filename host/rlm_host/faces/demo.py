@@ -25,6 +25,7 @@ from rlm_host.client import HostClient
 from rlm_protocol.errors import HostLost, RlmError
 
 from ..models.scripted_demo import PARTS, root_prompt
+from . import interruptible
 from .demo_step import GENERATIONS
 from .demo_view import DemoView
 
@@ -270,17 +271,17 @@ async def run_demo(file: DemoFile, view: DemoView) -> dict[str, Any]:
     }
 
 
-def main(command: str, argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command; give its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=f"rlm-host {command}", description=__doc__.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="rlm-host demo", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", nargs="?", help="any file; default: the demo's own source")
     parser.add_argument("--json", action="store_true", help="print a summary as JSON only")
     options = parser.parse_args(argv)
     view = DemoView(Console(stderr=options.json))
     try:
-        summary = anyio.run(run_demo, choose_file(options.file), view)
+        summary = interruptible.run(run_demo(choose_file(options.file), view))
+    except interruptible.Stopped as stopped:
+        return interruptible.say_stopped("rlm-host demo", stopped)
     except (DemoFailed, RlmError) as why:
         sys.stderr.write(f"rlm-host demo: {why}\n")
         return 1
