@@ -47,13 +47,9 @@ async def appended(journal: Journal, text: str) -> bool:
         await asyncio.wait([flusher])
     if not future.done():
         flusher.result()  # raises Crash
-    await asyncio.wait([future])
-    refused = future.exception()
-    if isinstance(refused, StoreFull | StoreUnavailable):
-        assert NAME in str(refused)
-        return False
-    future.result()
-    return True
+    why = future.exception()
+    assert why is None or (isinstance(why, StoreFull | StoreUnavailable) and NAME in str(why))
+    return why is None
 
 
 async def work(folder: Path, files: Files) -> tuple[list[str], bool]:

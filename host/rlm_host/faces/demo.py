@@ -271,11 +271,9 @@ async def run_demo(file: DemoFile, view: DemoView) -> dict[str, Any]:
     }
 
 
-def main(command: str, argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command; give its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=f"rlm-host {command}", description=__doc__.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="rlm-host demo", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", nargs="?", help="any file; default: the demo's own source")
     parser.add_argument("--json", action="store_true", help="print a summary as JSON only")
     options = parser.parse_args(argv)
