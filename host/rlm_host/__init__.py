@@ -8,9 +8,8 @@ first used, so that starting the host does not pay for it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlm_protocol import __version__
-
 if TYPE_CHECKING:
+    from rlm_protocol import __version__
     from rlm_protocol.loop_records import LoopConfig
 
     from .loops.audit import DecisionLog
@@ -35,6 +34,7 @@ _HOME = {
     "RSIController": "rlm_host.loops.controller",
     "RSITelemetry": "rlm_host.loops.telemetry",
     "SqliteRunStore": "rlm_host.loops.stores.sqlite",
+    "__version__": "rlm_protocol",
     "Verdict": "rlm_host.loops.inputs",
 }
 

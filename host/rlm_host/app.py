@@ -18,16 +18,19 @@ from .config import Config
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
+from .processes.facts import harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
-from .processes.sweep import sweep
+from .processes.sweep import left_running, sweep
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
 
 if TYPE_CHECKING:
     from .children.service import ChildrenService
+    from .kernels.environment import KernelHost
     from .models.registry import Models
+    from .sessions.session import SessionActor
     from .sessions.store import SessionStore
 
 log = logging.getLogger(__name__)
@@ -45,23 +48,29 @@ async def build(
     *,
     home: Path,
     stop: Callable[[str], None],
+    socket: Path | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[Services]:
     """
     Own one host for the length of the block; leaving it ends every session, kernel and run.
+
+    The process is hardened for it: cells cannot read its memory, and it adopts their orphans.
 
     Args:
         config: the user's settings.
         env: the environment, of which kernels and providers get parts.
         home: RLM_HOME.
         stop: ends the whole host; the argument says why.
+        socket: where this host listens, for whoever finds a session leased by it.
         clock: the machine's clock by default.
     """
     clock = clock or SystemClock()
     started_ms = clock.monotonic_ms()
+    if not harden_host():
+        log.warning("this machine does not hide the host's memory from its cells")
     processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
     async with contextlib.AsyncExitStack() as block:
-        agents = Agents(config, env, home=home, clock=clock, processes=processes)
+        agents = Agents(config, env, home=home, clock=clock, processes=processes, socket=socket)
         block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
@@ -86,6 +95,27 @@ def handlers() -> Handlers:
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
+def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "KernelHost":
+    """Give what kernels of this home share, for commands that look at kernels without a host."""
+    from .kernels.environment import KernelHost
+
+    return KernelHost(
+        home=home,
+        environ=env,
+        processes=Processes(None),
+        clock=SystemClock(),
+        packages=config.kernel.packages,
+    )
+
+
+def orphans(home: Path, *, end: bool) -> tuple[int, ...]:
+    """Give the pids that dead hosts left running; with `end`, end them. Blocks; raises OSError."""
+    if not paths.orphans(home).exists():
+        return ()
+    ledger = Ledger(home)
+    return sweep(ledger).killed if end else left_running(ledger)
+
+
 class Agents:
     """The models and sessions of a host, made by their first use."""
 
@@ -97,7 +127,9 @@ class Agents:
         home: Path,
         clock: Clock,
         processes: Processes,
+        socket: Path | None = None,
     ) -> None:
+        self._socket = socket
         self._config, self._env, self._home = config, env, home
         self._clock, self._processes = clock, processes
         self._models: Models | None = None
@@ -158,6 +190,7 @@ class Agents:
                 default_model=self._config.model,
                 ports=ports,
                 max_depth=limits.max_depth,
+                socket=str(self._socket) if self._socket else None,
             )
             self._children.bind(self._sessions)
         return self._sessions
@@ -170,9 +203,9 @@ class Agents:
         return self._children
 
     @property
-    def open_sessions(self) -> int:
-        """How many sessions are loaded; asking loads nothing."""
-        return len(self._sessions.loaded()) if self._sessions else 0
+    def open_sessions(self) -> "tuple[SessionActor, ...]":
+        """Give the sessions that are loaded; asking loads nothing."""
+        return self._sessions.loaded() if self._sessions else ()
 
     async def aclose(self) -> None:
         """End every session, then every connection to a provider."""

@@ -135,16 +135,14 @@ class FaultyFiles(Files):
         if self.how in ("enospc", "eio"):
             code = errno.ENOSPC if self.how == "enospc" else errno.EIO
             raise OSError(code, os.strerror(code))
-        if self.how == "short" and data is not None:
-            return os.write(fd, data[:1])
+        if self.how == "short":
+            return work() if data is None else os.write(fd, data[:1])
+        self.dead = True
         if self.how == "torn" and data is not None:
             os.write(fd, data[: len(data) // 2])
-        elif self.how != "before":
-            work()
-        self.dead = self.how != "short"
-        if self.dead:
-            raise Crash
-        return None
+        elif self.how != "before" and (given := work()) is not None and data is None:
+            os.close(given)
+        raise Crash
 
 
 class TracedFiles(Files):

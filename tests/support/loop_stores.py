@@ -31,7 +31,7 @@ class StoreUnderTest(Protocol):
         """Let the time of every lease run out."""
 
     def alter(self, table: str, run_id: str, column: str) -> None:
-        """Change one stored body of a run (of events: the second one) behind the store's back."""
+        """Change a number in a stored body of a run (of events: the second one) behind its back."""
 
     def close(self) -> None:
         """Give back what is open."""
@@ -59,7 +59,7 @@ class SqliteUnderTest:
         }
         db = apsw.Connection(str(self.path))
         db.execute(
-            f"UPDATE {table} SET {column}=CAST(replace(CAST({column} AS TEXT), ':', ';') AS BLOB) WHERE {where[table]}",
+            f"UPDATE {table} SET {column}=CAST(replace(CAST({column} AS TEXT), '0', '1') AS BLOB) WHERE {where[table]}",
             (run_id,),
         )
         assert db.changes() == 1

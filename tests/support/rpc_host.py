@@ -119,8 +119,9 @@ class App:
         *,
         home: Path,
         stop: Callable[[str], None],
+        socket: Path | None = None,
     ) -> AsyncIterator[Services]:
-        async with real_app.build(config, env, home=home, stop=stop) as services:
+        async with real_app.build(config, env, home=home, stop=stop, socket=socket) as services:
             yield services
 
     def handlers(self) -> Handlers:

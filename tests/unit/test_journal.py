@@ -6,7 +6,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from support.journals import NAME, FaultyFiles, header, opened, said, texts, write_journal, writer
 
 from rlm_host.paths import Directory
 from rlm_host.processes.ledger import this_process
@@ -23,6 +22,7 @@ from rlm_protocol.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from support.journals import NAME, FaultyFiles, header, opened, said, texts, write_journal, writer
 
 pytestmark = pytest.mark.anyio
 SIX = [header(), *(said(text) for text in "abcde")]

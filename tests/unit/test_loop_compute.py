@@ -13,11 +13,6 @@ from rlm_protocol.errors import ConfigInvalid
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def store(tmp_path: Path):
     opened = SqliteRunStore(tmp_path / "runs.sqlite3")
     yield opened

@@ -17,11 +17,6 @@ from support.processes import until
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Place:
     """Where the steps of these tests happen. `gate` holds them up."""
 
@@ -69,6 +64,7 @@ async def host_on(path: Path, name: str = "host", log: Path | None = None) -> As
         host.open_store,
         {wire.ClientStep: host.place},
         worker=name,
+        lease_ms=600_000,  # renewals are too rare to bring any news in these tests
         on_generation=host.told.append,
         on_completed=host.told.append,
         open_log=None if log is None else lambda: DecisionLog(log),

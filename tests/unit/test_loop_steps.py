@@ -28,11 +28,6 @@ print(json.dumps({"reward": context["generation"] / 10, "artifactId": f"a{contex
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def store(tmp_path: Path):
     opened = SqliteRunStore(tmp_path / "runs.sqlite3")
     yield opened

@@ -1,7 +1,9 @@
 """What is said on the wire about loops, made of what the kernel and its stores say. Pure."""
 
+import msgspec
+
 from rlm_protocol import loop as wire
-from rlm_protocol.loop_records import to_float, to_number
+from rlm_protocol.loop_records import ObservationRecord, to_number
 
 from .context import LoopContext
 from .inputs import LoopObservation
@@ -62,30 +64,9 @@ def context_of(context: LoopContext) -> wire.StepContext:
 
 def observation_of(seen: wire.StepObservation) -> LoopObservation:
     """Give the observation that a step outside the process has made."""
-
-    def real(value: wire.Number | None) -> float | None:
-        return None if value is None else to_float(value)
-
-    return LoopObservation(
-        reward=to_float(seen.reward),
-        cost=real(seen.cost),
-        risk=real(seen.risk),
-        artifact_id=seen.artifact_id,
-        evidence=seen.evidence,
-        live_reward=real(seen.live_reward),
-        elapsed_ms=real(seen.elapsed_ms),
-    )
+    return LoopObservation.from_record(ObservationRecord(**msgspec.structs.asdict(seen)))
 
 
 def to_wire(observation: LoopObservation) -> wire.StepObservation:
     """Give an observation as an apply outside the process is told it."""
-    record = observation.to_record()
-    return wire.StepObservation(
-        reward=record.reward,
-        cost=record.cost,
-        risk=record.risk,
-        artifact_id=record.artifact_id,
-        evidence=record.evidence,
-        live_reward=record.live_reward,
-        elapsed_ms=record.elapsed_ms,
-    )
+    return wire.StepObservation(**msgspec.structs.asdict(observation.to_record()))

@@ -1,6 +1,7 @@
 """One client's connection, incoming side: bytes to frames to requests, each answered once."""
 
 import asyncio
+import contextvars
 import functools
 import logging
 import re
@@ -42,6 +43,7 @@ from .context import Context, Handler
 from .endpoint import Endpoint
 from .services import Services
 
+SETTLE_S, DRAIN_S = 0.1, 0.3
 log = logging.getLogger(__name__)
 
 
@@ -85,6 +87,7 @@ class Connection:
         self._initialized = False
         self._shutdown = False
         self._ended = False
+        self._idle = anyio.Event()
         self.attachment = ClientAttachment(
             endpoint,
             id_=services.attachments.next_id(),
@@ -102,16 +105,33 @@ class Connection:
         if self._endpoint.watchable:
             self._loop.add_reader(self._endpoint.read_fd, self._readable)
         else:
-            threading.Thread(target=self._read_in_thread, daemon=True, name="rpc-reader").start()
+            here = contextvars.copy_context()
+            threading.Thread(
+                target=self._read_in_thread, args=(here,), daemon=True, name="rpc-reader"
+            ).start()
 
-    async def close(self, drain_s: float = 0.3) -> None:
-        """Write what is queued for `drain_s` at most, then let go of the endpoint."""
+    async def settle(self) -> None:
+        """Let what runs finish in SETTLE_S, cancel the rest, and give that as long to answer."""
+        with anyio.move_on_after(SETTLE_S):
+            await self._until_idle()
+        for scope in self._running.values():
+            scope.cancel()
+        with anyio.move_on_after(SETTLE_S):
+            await self._until_idle()
+
+    async def close(self) -> None:
+        """Write what is queued for DRAIN_S at most, then let go of the endpoint."""
         self._ended = True
         self._stop_reading()
         with anyio.CancelScope(shield=True):
-            await self.attachment.drain(drain_s)
+            await self.attachment.drain(DRAIN_S)
         self.attachment.close()
         self._endpoint.close()
+
+    async def _until_idle(self) -> None:
+        while self._running:
+            self._idle = anyio.Event()
+            await self._idle.wait()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -120,14 +140,14 @@ class Connection:
         if data is not None:
             self._received(data)
 
-    def _read_in_thread(self) -> None:
+    def _read_in_thread(self, context: contextvars.Context) -> None:
         """Read what no loop can watch, a file; ends at its end."""
         while True:
             data = self._endpoint.read()
             if data is None:
                 continue
             try:
-                self._loop.call_soon_threadsafe(self._received, data)
+                self._loop.call_soon_threadsafe(self._received, data, context=context)
             except RuntimeError:  # the loop is closed: so is everything else
                 return
             if not data:
@@ -167,24 +187,30 @@ class Connection:
             return
         self._ended = True
         self._stop_reading()
-        log.info("%s ends: %s", self.attachment.id, reason)
+        level = logging.INFO if clean else logging.WARNING
+        log.log(level, "%s ends: %s", self.attachment.id, reason)
         self._on_end(Ended(reason, clean))
 
     # --- messages ---------------------------------------------------------------------------------
 
     def _frame(self, frame: bytes) -> None:
         event = self.peer.receive(frame)
-        match event:
-            case RequestReceived():
-                self._requested(event)
-            case NotificationReceived():
-                self._notified(event)
-            case Answered():
-                self.attachment.answered(event)
-            case Violation():
-                log.warning("%s: %s", self.attachment.id, event.reason)
-                if event.reply is not None:
-                    self.attachment.reply_raw(event.reply)
+        try:
+            match event:
+                case RequestReceived():
+                    self._requested(event)
+                case NotificationReceived():
+                    self._notified(event)
+                case Answered():
+                    self.attachment.answered(event)
+                case Violation():
+                    log.warning("%s: %s", self.attachment.id, event.reason)
+                    if event.reply is not None:
+                        self.attachment.reply_raw(event.reply)
+        except Exception as bug:  # the connection goes on: its other requests have done no wrong
+            refusal = internal_error("the connection", bug)
+            if isinstance(event, RequestReceived) and event.id in self.peer.open_theirs:
+                self.attachment.fail(event.id, refusal)
 
     def _requested(self, request: RequestReceived) -> None:
         try:
@@ -237,6 +263,8 @@ class Connection:
                 (answer or functools.partial(self.attachment.fail, id_, RequestCancelled()))()
             for callback in after:
                 callback()
+            if not self._running:
+                self._idle.set()
 
     def _respond(self, id_: Id, row: Method, result: object) -> None:
         try:

@@ -13,6 +13,7 @@ from .loop_clients import LoopClients
 if TYPE_CHECKING:
     from ..children.service import ChildrenService
     from ..models.registry import Models
+    from ..sessions.session import SessionActor
     from ..sessions.store import SessionStore
 
 
@@ -32,8 +33,8 @@ class Agents(Protocol):
         """Raises ConfigInvalid when a provider's table is wrong."""
 
     @property
-    def open_sessions(self) -> int:
-        """How many sessions are loaded; asking loads nothing."""
+    def open_sessions(self) -> "tuple[SessionActor, ...]":
+        """Give the sessions that are loaded; asking loads nothing."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,3 +66,15 @@ class Services:
     def children(self) -> "ChildrenService":
         """All children of these sessions."""
         return self.agents.children
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is attached, or a turn, a cell or a run is going on."""
+        return (
+            len(self.attachments) > 0
+            or self.loops.running > 0
+            or any(
+                actor.state.turn is not None or actor.kernel.status not in ("none", "idle", "dead")
+                for actor in self.agents.open_sessions
+            )
+        )

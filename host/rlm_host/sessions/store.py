@@ -217,7 +217,7 @@ class SessionStore:
 
         actor = self._make(await self._thread_on(folder, write), folder, env)
         await actor.start([])
-        self._remember(actor)
+        await self._remember(actor)
         return actor
 
     async def get(self, session_id: str) -> SessionActor:
@@ -311,6 +311,7 @@ class SessionStore:
             artifacts_path=self._artifacts(header, folder),
             lease=found.lease,
             env=env,
+            on_changed=self._remember,
             on_closed=self._forget,
         )
         self._loaded[actor.id] = actor
@@ -446,14 +447,14 @@ class SessionStore:
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
         await actor.start([])
-        self._remember(actor)
+        await self._remember(actor)
         return actor
 
     async def delete(self, session_id: str) -> None:
         """Close the session and never open it again. Its transcript and artifacts stay on disk."""
         actor = await self.get(session_id)
         await actor.append(r.SessionDeleted())
-        self._remember(actor)
+        await self._remember(actor)
         await actor.close(reason="deleted")
 
     # --- life ---
@@ -467,7 +468,9 @@ class SessionStore:
                 log.warning("session %s: %s", actor.id, why)
 
     async def aclose(self) -> None:
-        """Close every session, children before their parents."""
+        """Close every session, children before their parents. Closing twice is fine."""
+        if self._closed:
+            return
         self._closed = True
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
@@ -477,16 +480,15 @@ class SessionStore:
         await self._thread(self._index.close)
         self._executor.shutdown()
 
-    def _forget(self, actor: SessionActor) -> None:
+    async def _forget(self, actor: SessionActor) -> None:
         self._loaded.pop(actor.id, None)
-        if not actor.state.opened.ephemeral:
-            self._remember(actor)
+        await self._remember(actor)
 
-    def _remember(self, actor: SessionActor) -> None:
-        """Have the index know the session as it is now, sometime soon."""
+    async def _remember(self, actor: SessionActor) -> None:
+        """Have the index know the session as it is now."""
         if not actor.state.opened.ephemeral:
-            state = msgspec.structs.replace(actor.state)
-            self._own(self._thread(self._index.put, state, actor.view(), actor.folder))
+            state = msgspec.structs.replace(actor.state)  # the fold goes on meanwhile
+            await self._thread(self._index.put, state, actor.view(), actor.folder)
 
     def _folder(self, header: r.SessionOpened) -> Path:
         """Give the folder that holds the session's journal."""

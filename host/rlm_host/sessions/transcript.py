@@ -51,6 +51,7 @@ class Transcript:
                 self._unpark()
             case r.ProviderOutcome() as outcome:
                 self._asking = False
+                self._close_calls(entry.seq)  # their results can be missing after damage only
                 self._messages.append((entry.seq, _answer(outcome)))
                 self._open_calls = {call.id: call.name for call in outcome.calls}
                 self._unpark()

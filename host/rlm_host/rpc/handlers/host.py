@@ -5,7 +5,13 @@ import resource
 
 from rlm_protocol import __version__
 from rlm_protocol.base import NoParams
-from rlm_protocol.host import HostStatusResult, QueueStatus, SchemaResult
+from rlm_protocol.host import (
+    HostStatusResult,
+    HostStopParams,
+    HostStopResult,
+    QueueStatus,
+    SchemaResult,
+)
 
 from ..context import Context, Handlers
 
@@ -17,8 +23,8 @@ async def status(context: Context, params: NoParams) -> HostStatusResult:
         version=__version__,
         pid=os.getpid(),
         uptime_ms=services.uptime_ms(),
-        sessions=services.agents.open_sessions,
-        kernels=0,
+        sessions=len(services.agents.open_sessions),
+        kernels=sum(a.kernel.status not in ("none", "dead") for a in services.agents.open_sessions),
         runs=services.loops.running,
         queues=QueueStatus(
             bytes=services.attachments.unsent_bytes, dropped=services.attachments.dropped_bytes
@@ -26,6 +32,19 @@ async def status(context: Context, params: NoParams) -> HostStatusResult:
         rss_bytes=_rss_bytes(),
         home=str(services.home),
     )
+
+
+async def stop(context: Context, params: HostStopParams) -> HostStopResult:
+    """host/stop: of one session and all below it, or of all. The host itself goes on."""
+    services = context.services
+    actors = services.agents.open_sessions
+    if params.session_id is not None:
+        actors = (await services.sessions.get(params.session_id),)
+    stopped = 0
+    for actor in actors:
+        turn_id = await actor.interrupt(subtree=True)
+        stopped += bool(actor.kernel.interrupt() or turn_id)
+    return HostStopResult(sessions=stopped)
 
 
 async def schema(context: Context, params: NoParams) -> SchemaResult:
@@ -44,4 +63,4 @@ def _rss_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-HANDLERS: Handlers = {"host/status": status, "host/schema": schema}
+HANDLERS: Handlers = {"host/status": status, "host/schema": schema, "host/stop": stop}
