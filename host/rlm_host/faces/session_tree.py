@@ -1,4 +1,4 @@
-"""A session and its descendants as a tree, each with what it used itself and what all below used."""
+"""A session and its descendants as a tree: what each used itself, and what all below it used."""
 
 from collections.abc import Mapping
 from typing import Any
