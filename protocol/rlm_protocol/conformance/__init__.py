@@ -1,1 +1,8 @@
-"""The conformance kit: holds any host or runtime command against the promises of its protocol."""
+"""
+The conformance kit: does a runtime keep the promises of the protocol? Needs msgspec alone.
+
+    python -m rlm_protocol.conformance runtime -- COMMAND...
+
+Vectors (`vectors/*.jsonl`) hold promises as steps; they contain no code of any language: cells are
+named snippets, looked up in `languages/LANGUAGE.toml`.
+"""
