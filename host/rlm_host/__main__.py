@@ -13,12 +13,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "auth": ("cli_models:auth", "keep, check and remove provider keys"),
     "loop": ("cli_loop:main", "run and control durable loops"),
     "kernel": ("cli_kernel:main", "install and check the Python that cells run in"),
-    "doctor": ("doctor:main", "say what this machine gives and what is wrong"),
+    "doctor": ("cli_kernel:doctor", "say what this machine gives and what is wrong"),
     "schema": ("cli_host:schema", "print the protocol's schemas"),
 }
 """Name -> (module and function in `faces`, what it does). Imported when it is used."""
-WITH_APP = {"serve"}
-"""They run a host in this process; every other command is a client or works on files."""
+WITH_APP = {"serve", "kernel", "doctor"}
+"""They need objects of a host in this process; the others are clients or work on files."""
 ON_STDIO = {"attach"}
 """Their stdin and stdout belong to the protocol."""
 USAGE = 2

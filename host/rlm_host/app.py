@@ -21,13 +21,14 @@ from .loops.stores.base import RunStore
 from .processes.facts import harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
-from .processes.sweep import sweep
+from .processes.sweep import left_running, sweep
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
 
 if TYPE_CHECKING:
     from .children.service import ChildrenService
+    from .kernels.environment import KernelHost
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -92,6 +93,27 @@ def handlers() -> Handlers:
 
     nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
+
+
+def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "KernelHost":
+    """Give what kernels of this home share, for commands that look at kernels without a host."""
+    from .kernels.environment import KernelHost
+
+    return KernelHost(
+        home=home,
+        environ=env,
+        processes=Processes(None),
+        clock=SystemClock(),
+        packages=config.kernel.packages,
+    )
+
+
+def orphans(home: Path, *, end: bool) -> tuple[int, ...]:
+    """Give the pids that dead hosts left running; with `end`, end them. Blocks; raises OSError."""
+    if not paths.orphans(home).exists():
+        return ()
+    ledger = Ledger(home)
+    return sweep(ledger).killed if end else left_running(ledger)
 
 
 class Agents:

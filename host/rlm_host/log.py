@@ -116,7 +116,8 @@ def set_up(*, level: str, redactor: Redactor, home: Path | None = None) -> None:
 class _PrivateFile(logging.handlers.RotatingFileHandler):
     def __init__(self, home: Path) -> None:
         folder = paths.logs(home)
-        folder.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
+        home.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
+        folder.mkdir(mode=paths.DIRECTORY_MODE, exist_ok=True)
         super().__init__(
             folder / "host.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
         )

@@ -19,6 +19,7 @@ from rlm_host.kernels.session_kernel import SessionKernel
 from rlm_host.models.registry import Models
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
+from rlm_host.sessions.files import Files
 from rlm_host.sessions.ports import SessionPorts
 from rlm_host.sessions.session import SessionActor
 from rlm_host.sessions.store import SessionStore
@@ -111,6 +112,7 @@ async def family(
     settings: ChildrenSettings | None = None,
     providers: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
+    files: Files | None = None,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
@@ -146,6 +148,7 @@ async def family(
             kernels=kernel,
             models=models,
             ports=ports,
+            files=files,
         )
         service.bind(store)
         async with store:

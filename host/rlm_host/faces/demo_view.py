@@ -10,13 +10,16 @@ from rich.text import Text
 from rich.tree import Tree
 
 PLOT_WIDTH = 16
+SHOWN_LINES = 4
+"""Of a longer cell, so many lines are shown."""
 
 
 class DemoView:
-    """Writes to one console; holds nothing else."""
+    """Writes to one console; remembers the last cell, to show it once when it is run again."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._last_code = ""
 
     def step(self, title: str) -> None:
         """Begin a step."""
@@ -32,15 +35,20 @@ class DemoView:
         if kind == "agentMessage":
             self.say(f"model: {item['text'].strip()}")
         elif kind == "replCell" and item["author"] == "model":
-            code = item["code"].strip().splitlines()
-            shown = "\n".join([*code[:4], f"# … {len(code) - 4} more lines"][: max(len(code), 5)])
-            self._console.print(Syntax(shown if len(code) > 5 else "\n".join(code), "python"))
+            if item["code"] != self._last_code:
+                self._code(item["code"].strip().splitlines())
+                self._last_code = item["code"]
             if item.get("result"):
                 self.say(f"→ {item['result'][:120]}")
         elif kind == "childSpawn":
             self.say(f"child {item['name']} admitted ({item['model']})")
         elif kind == "childMessage":
             self.say(f"notice of {item['senderName']}: {item.get('notice') or item['text'][:80]}")
+
+    def _code(self, lines: list[str]) -> None:
+        if len(lines) > SHOWN_LINES + 1:
+            lines = [*lines[:SHOWN_LINES], f"# … {len(lines) - SHOWN_LINES} more lines"]
+        self._console.print(Syntax("\n".join(lines), "python"))
 
     def tree(self, root: dict[str, Any]) -> None:
         """Draw the session tree with own and subtree usage."""

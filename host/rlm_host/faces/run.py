@@ -33,20 +33,30 @@ class Watched:
         self.error: dict[str, Any] | None = None
         self.usage: dict[str, Any] = {}
 
+    @property
+    def kept(self) -> str:
+        """Say what outlives the command."""
+        where = self.session.get("journalPath")
+        return f"What was acknowledged is in {where}." if where else "Nothing was kept."
+
 
 async def run(
-    options: argparse.Namespace, prompt: str, view: TerminalView | None, interrupted: asyncio.Event
-) -> Watched:
+    options: argparse.Namespace,
+    prompt: str,
+    view: TerminalView | None,
+    interrupted: asyncio.Event,
+    watched: Watched,
+) -> None:
     """
-    Start a host, give it the prompt, watch until the session is quiet or Ctrl-C; give what came.
+    Start a host, give it the prompt, watch until the session is quiet or Ctrl-C; fill `watched`.
 
     Without a view every notification is a JSON line on stdout.
 
     Raises:
         RlmError: the host or one of its answers; what was acknowledged is in the journal.
     """
-    watched = Watched()
-    async with HostClient.spawn() as client:
+    settings = ("--config", str(options.config.absolute())) if options.config else ()
+    async with HostClient.spawn(arguments=settings) as client:
         params = {"cwd": str(options.cwd.absolute()), "model": options.model}
         if options.thinking:
             params["thinking"] = options.thinking
@@ -68,7 +78,6 @@ async def run(
                 stopping.cancel()
                 await watching
                 watched.usage = await client.request("usage/read", {"sessionId": session_id})
-    return watched
 
 
 async def _watch(events: Any, watched: Watched, view: TerminalView | None) -> None:
@@ -107,35 +116,35 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cwd", type=Path, default=Path(), help="the workspace; default: here")
     parser.add_argument("--thinking", help="off, minimal, low, medium, high, xhigh or max")
     parser.add_argument("--ephemeral", action="store_true", help="keep nothing")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.toml")
     parser.add_argument("--json", action="store_true", help="print notifications as JSON lines")
     options = parser.parse_args(argv)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not options.cwd.is_dir():
         parser.error(f"{options.cwd} is not a folder")
     view = None if options.json else TerminalView(Console())
+    watched = Watched()
     try:
-        return asyncio.run(_main(options, prompt, view))
+        return asyncio.run(_main(options, prompt, view, watched))
     except (RlmError, OSError) as why:
         if view is not None:
             view.close()
-        say_error("rlm-host run", why, "What was acknowledged is in the session's journal.")
+        say_error("rlm-host run", why, watched.kept)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-async def _main(options: argparse.Namespace, prompt: str, view: TerminalView | None) -> int:
+async def _main(
+    options: argparse.Namespace, prompt: str, view: TerminalView | None, watched: Watched
+) -> int:
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    watched = await run(options, prompt, view, interrupted)
+    await run(options, prompt, view, interrupted, watched)
     if interrupted.is_set():
         if view is not None:
             view.close()
-        where = watched.session.get("journalPath")
-        sys.stderr.write(
-            "rlm-host run: stopped. "
-            + (f"What was acknowledged is in {where}.\n" if where else "Nothing was kept.\n")
-        )
+        sys.stderr.write(f"rlm-host run: stopped. {watched.kept}\n")
         return INTERRUPTED
     if view is None:
         last = {
