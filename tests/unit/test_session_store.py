@@ -312,8 +312,9 @@ async def test_what_was_said_before_a_crash_wakes_the_session_once(tmp_path: Pat
             actor = await b.store.get(session_id)
             await until(lambda actor=actor: actor.state.turns == 1 and actor.state.turn is None)
             await finished(actor)
+            seq = actor.state.seq
             said = await actor.deliver(message, shown="kid: 5")
-            assert (said, actor.state.turns) == ("delivered", 1)
+            assert (said, actor.state.turns, actor.state.seq) == ("delivered", 1, seq)
     assert [m.text for m in models.requests[0].messages] == ["kid: 5"]
     assert len(models.requests) == 1
 
@@ -647,7 +648,9 @@ async def test_nothing_is_heard_of_what_is_not_durable(tmp_path: Path) -> None:
             super().sync(fd)
             synced.append(len(journal_path.read_bytes().splitlines()))
 
-    async with bench(tmp_path, answers(say("ok")), files=Counting()) as b:
+    call = Call(id="1", name="python", arguments={"code": "say x"})
+    script = answers([call, Done(stop="tool_calls", usage=USAGE)], say("ok"))
+    async with bench(tmp_path, script, files=Counting()) as b:
         actor = await b.create()
         journal_path = journal(tmp_path, actor.id)
         await actor.attach(
