@@ -220,7 +220,7 @@ async def test_one_stop_ends_a_tree_and_wakes_nobody(tmp_path: Path) -> None:
         assert {a.status for a in host.children.agents(root)} == {"cancelled"}
         await in_time(root.wait_idle())
         turns = root.state.turns
-        assert [actor.id for actor in host.store.loaded()] == [root.id]
+        await until(lambda: [actor.id for actor in host.store.loaded()] == [root.id])
         assert len(root.state.pending) == 5
         assert root.state.turns == turns
         await host.say(root, SAY)

@@ -47,7 +47,7 @@ def sweep(ledger: Ledger) -> Swept:
     """
     here = ledger.owner
     records = ledger.open_records()
-    dead = _of_dead_hosts(records, here)
+    dead = _orphaned(records, here)
     killed: list[int] = []
     for record in dead:
         killed += kill_all(functools.partial(_left_of, record))
@@ -65,11 +65,16 @@ def sweep(ledger: Ledger) -> Swept:
 def left_running(ledger: Ledger) -> tuple[int, ...]:
     """Give the pids that `sweep` would end. Blocks; raises OSError as it does."""
     table = facts.processes()
-    dead = _of_dead_hosts(ledger.open_records(), ledger.owner)
-    return tuple({f.pid: None for record in dead for f in _left_of(record, table)})
+    pids = [fact.pid for record in orphans(ledger) for fact in _left_of(record, table)]
+    return tuple(dict.fromkeys(pids))
 
 
-def _of_dead_hosts(records: list[Started], here: Owner) -> list[Started]:
+def orphans(ledger: Ledger) -> list[Started]:
+    """List what dead hosts of this machine had started and not ended. Blocks; raises OSError."""
+    return _orphaned(ledger.open_records(), ledger.owner)
+
+
+def _orphaned(records: list[Started], here: Owner) -> list[Started]:
     return [
         r for r in records if r.owner.is_here(here) and not _alive(r.owner.pid, r.owner.started)
     ]

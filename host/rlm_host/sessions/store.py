@@ -52,6 +52,8 @@ from .state import SessionState
 log = logging.getLogger(__name__)
 
 THREADS = 8
+VERIFY_AFTER_MS = 2000
+"""What a checkpoint stood for is verified after the first questions have been answered."""
 T = TypeVar("T")
 
 
@@ -115,6 +117,8 @@ class SessionStore:
         self._opening: dict[str, asyncio.Future[SessionActor]] = {}
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
+        self._verifying: set[asyncio.Future[None]] = set()
+        self._looked_through = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -217,7 +221,7 @@ class SessionStore:
 
         actor = self._make(await self._thread_on(folder, write), folder, env)
         await actor.start([])
-        self._remember(actor)
+        await self._remember(actor)
         return actor
 
     async def get(self, session_id: str) -> SessionActor:
@@ -261,7 +265,9 @@ class SessionStore:
             raise
         await actor.start(damage)
         if found.recovered.from_seq:
-            self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            verifying = self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            self._verifying.add(verifying)
+            verifying.add_done_callback(self._verifying.discard)
         return actor
 
     async def _folder_of(self, session_id: str) -> Path:
@@ -311,6 +317,7 @@ class SessionStore:
             artifacts_path=self._artifacts(header, folder),
             lease=found.lease,
             env=env,
+            on_changed=self._remember,
             on_closed=self._forget,
         )
         self._loaded[actor.id] = actor
@@ -318,6 +325,9 @@ class SessionStore:
 
     async def _verify(self, actor: SessionActor, found: _Found, folder: Path) -> None:
         """Read what the checkpoint stood for, after the session has been handed out."""
+        await self._shared.clock.sleep(VERIFY_AFTER_MS)
+        if actor.closing:
+            return
         name, place = f"{actor.id}.jsonl", found.recovered.place
         known = list(actor.state.damage)
 
@@ -357,6 +367,7 @@ class SessionStore:
     async def list(self, params: SessionListParams) -> SessionListResult:
         """Give a page of root sessions, newest first. Raises InvalidParams for a foreign cursor."""
         before = _page_cursor(params.cursor)
+        self._look_through()
         live = {actor.id: actor.view() for actor in self._loaded.values()}
         rows = await self._thread_on(
             paths.sessions(self._home),
@@ -372,6 +383,12 @@ class SessionStore:
         rows = rows[: params.limit]
         cursor = f"{rows[-1].created_at_ms}.{rows[-1].id}" if more else None
         return SessionListResult(sessions=tuple(row.view for row in rows), next_cursor=cursor)
+
+    def _look_through(self) -> None:
+        """Have the index look at every journal, once and beside: others may have written some."""
+        if not self._looked_through:
+            self._looked_through = True
+            self._own(self._thread(self._index.reconcile))
 
     async def items(self, params: SessionItemsParams) -> SessionItemsResult:
         """Give a page of a session's items, in the order in which they were completed."""
@@ -446,14 +463,14 @@ class SessionStore:
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
         await actor.start([])
-        self._remember(actor)
+        await self._remember(actor)
         return actor
 
     async def delete(self, session_id: str) -> None:
         """Close the session and never open it again. Its transcript and artifacts stay on disk."""
         actor = await self.get(session_id)
         await actor.append(r.SessionDeleted())
-        self._remember(actor)
+        await self._remember(actor)
         await actor.close(reason="deleted")
 
     # --- life ---
@@ -474,21 +491,23 @@ class SessionStore:
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
             await asyncio.gather(*(one.close() for one in loaded if one.depth == deepest))
+        self._index.stop()
+        for task in self._verifying:
+            task.cancel()
         if self._background:
             await asyncio.wait(tuple(self._background))
         await self._thread(self._index.close)
         self._executor.shutdown()
 
-    def _forget(self, actor: SessionActor) -> None:
+    async def _forget(self, actor: SessionActor) -> None:
         self._loaded.pop(actor.id, None)
-        if not actor.state.opened.ephemeral:
-            self._remember(actor)
+        await self._remember(actor)
 
-    def _remember(self, actor: SessionActor) -> None:
-        """Have the index know the session as it is now, sometime soon."""
+    async def _remember(self, actor: SessionActor) -> None:
+        """Have the index know the session as it is now."""
         if not actor.state.opened.ephemeral:
-            state = msgspec.structs.replace(actor.state)
-            self._own(self._thread(self._index.put, state, actor.view(), actor.folder))
+            state = msgspec.structs.replace(actor.state)  # the fold goes on meanwhile
+            await self._thread(self._index.put, state, actor.view(), actor.folder)
 
     def _folder(self, header: r.SessionOpened) -> Path:
         """Give the folder that holds the session's journal."""
