@@ -134,6 +134,8 @@ async def test_values_of_variables_never_reach_the_disk(tmp_path: Path) -> None:
         other = KernelRecipe(python="/py", env={"KEY": "canary-2"})
         await actor.configure(SessionOptions(recipe=other))
         assert actor.state.env_names == ("KEY",)
+        assert b.kernels[0].closed
+        assert b.kernels[1].given["recipe"].env == {"KEY": "canary-2"}
     for name in everything_below(tmp_path):
         assert b"canary" not in (tmp_path / name).read_bytes(), name
 
