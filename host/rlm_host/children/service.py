@@ -33,6 +33,7 @@ from .kin import RECENT, REGISTRY, ChildrenSettings, Kin, registry_of
 from .lifecycle import OPEN, On
 from .mail import Mail
 from .recent import Recent
+from .recovery import Recovery
 from .registry import Child, Registry, select
 from .runner import Runner
 from .spawning import Spawning
@@ -62,6 +63,7 @@ class ChildrenService:
         self._documents = Documents(self._kin)
         self._accounts = Accounts(self._kin, models.resolve)
         self._runner = Runner(self._kin, self._accounts, self._documents, ports, self._start_task)
+        self._recovery = Recovery(self._kin, self._accounts, self._runner)
         self._spawning = Spawning(self._kin, self._accounts, self._runner, models.resolve)
         self._mail = Mail(self._kin, self._documents, self._runner)
         self._install()
@@ -117,8 +119,8 @@ class ChildrenService:
         ports.is_quiet.append(runner.is_quiet)
         ports.on_stop.append(runner.on_stop)
         ports.on_close.append(runner.on_close)
-        ports.on_load.append(runner.on_load)
-        ports.may_open.append(runner.may_open)
+        ports.on_load.append(self._recovery.on_load)
+        ports.may_open.append(self._recovery.may_open)
         for record in (r.ChildAdmitted, r.ChildStatusChanged, r.ChildDeleted):
             ports.project[record] = self._changed
         ports.host_requests |= {

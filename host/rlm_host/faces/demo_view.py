@@ -1,13 +1,14 @@
 """How the demo looks in a terminal: progress lines, the session tree, the loop's table and plot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
+
+from .session_tree import session_tree
 
 PLOT_WIDTH = 16
 SHOWN_LINES = 4
@@ -52,13 +53,7 @@ class DemoView:
 
     def tree(self, root: dict[str, Any]) -> None:
         """Draw the session tree with own and subtree usage."""
-        top = Tree(_node(root))
-        self._branches(top, root["children"])
-        self._console.print(top)
-
-    def _branches(self, tree: Tree, children: Iterable[dict[str, Any]]) -> None:
-        for child in children:
-            self._branches(tree.add(_node(child)), child["children"])
+        self._console.print(session_tree(root))
 
     def loop(self, generations: Sequence[dict[str, Any]]) -> None:
         """Draw the loop's table and the reward plot beside it."""
@@ -84,18 +79,3 @@ def plot(rewards: Sequence[float]) -> list[str]:
     low, high = min(rewards), max(rewards)
     span = (high - low) or 1.0
     return ["█" * (1 + round((reward - low) / span * (PLOT_WIDTH - 1))) for reward in rewards]
-
-
-def _node(node: dict[str, Any]) -> Text:
-    own, subtree = _usage(node["own"]), _usage(node["subtree"])
-    text = Text(node["name"], style="bold")
-    text.append(f"  {node['model']}  {node['status']}  ", style="not bold")
-    text.append(f"own {own}", style="not bold")
-    if node["children"]:
-        text.append(f"  subtree {subtree}", style="not bold")
-    return text
-
-
-def _usage(usage: dict[str, Any]) -> str:
-    tokens = usage["inputTokens"] + usage["outputTokens"]
-    return f"{tokens:,} tokens ${usage['costNanoUsd'] / 1e9:.6f}"

@@ -354,6 +354,14 @@ class SessionActor(Recorded):
         )
         return saved
 
+    def inherited(self) -> SessionOptions:
+        """Give the options with the values of variables: what a child starts from."""
+        options = self.state.options
+        if options.recipe is None:
+            return options
+        recipe = msgspec.structs.replace(options.recipe, env=self._env or None)
+        return msgspec.structs.replace(options, recipe=recipe)
+
     def _make_kernel(self) -> Kernel:
         opened, recipe = self.state.opened, self.state.options.recipe
         return self._shared.kernels(
