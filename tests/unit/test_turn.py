@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -643,3 +644,22 @@ async def test_an_interrupt_resolves_what_waits_for_a_person(tmp_path: Path) -> 
         await finished(actor)
         assert person.resolved() == ["cancelled"]
         assert last(b.records(actor)).status == "interrupted"
+
+
+# --- what a model is told first -------------------------------------------------------------------
+
+GOLDEN = Path(__file__).with_name("golden_first_request.json")
+
+
+async def test_the_first_request_is_the_golden_one(tmp_path: Path) -> None:
+    """A change here changes what every agent is told, and empties every provider's cache."""
+    models = StubModels(answers(say("ok")))
+    async with bench(tmp_path, models=models) as b:
+        actor = await b.create(options=SessionOptions(instructions="Be brief."))
+        await finished(actor, actor.start_turn("hi"))
+    request = json.loads(msgspec.json.encode(models.requests[0]))
+    request["instructions"] = request["instructions"].splitlines()
+    got = json.dumps(request, indent=1, ensure_ascii=False) + "\n"
+    if not GOLDEN.exists():
+        GOLDEN.write_text(got)
+    assert GOLDEN.read_text() == got, f"if it is meant: delete {GOLDEN.name} and run this twice"
