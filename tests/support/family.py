@@ -143,6 +143,7 @@ async def family(
     service = ChildrenService(
         models=models,
         clock=clock,
+        processes=processes,
         ports=ports,
         settings=settings,
         new_hex=lambda digits: secrets.token_hex(digits)[:digits],

@@ -152,12 +152,13 @@ class Runner:
         When this returns, the change is durable, and what it asks for is done: the parent's notice
         is queued, a stopped child's session and its descendants are closed.
         """
-        actor = self._kin.loaded(child.admitted.session_id)
+        # A fork may forget a child that it only reads; the child itself is not the fork's to end.
+        actor = None if child.foreign else self._kin.loaded(child.admitted.session_id)
         async with self._kin.live(child).lock:
             status, actions = step(child.status, given)
             if status is child.status:
                 return False
-            if Do.STOP in actions:
+            if Do.STOP in actions and not child.foreign:
                 # First stopped, then recorded: what it used until then is known, and a crash in
                 # between leaves a task that recovery closes.
                 await self.close_session(child, deleted=status is Status.DELETED)
