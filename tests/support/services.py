@@ -136,6 +136,9 @@ class Postgres(Server):
         self.sql(f"CREATE SCHEMA {name}")
         return f"{self.url}&application_name={name}&options=-csearch_path%3D{name}"
 
+    def drop(self, url: str) -> None:
+        self.sql(f"DROP SCHEMA {url.rpartition('%3D')[2]} CASCADE")
+
     def sql(self, statement: str, url: str | None = None) -> list[tuple]:
         import psycopg
 
@@ -143,15 +146,11 @@ class Postgres(Server):
             done = db.execute(statement)
             return done.fetchall() if done.description else []
 
-    def kill_backends(self, url: str) -> int:
-        """SIGKILL would restart the whole cluster: this ends every session of a schema."""
+    def backends(self, url: str) -> list[int]:
+        """Give the server processes that serve a schema."""
         schema = url.rpartition("%3D")[2]
-        return len(
-            self.sql(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-                f" AND application_name = '{schema}'"
-            )
-        )
+        query = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{schema}'"
+        return [pid for (pid,) in self.sql(query)]
 
     def restart_immediately(self) -> None:
         """End it as a crash does, without a checkpoint, and start it: it recovers from its log."""
@@ -207,7 +206,7 @@ def running(kind: type[Postgres] | type[Temporal]) -> Iterator[Postgres | Tempor
             server.start()
             yield server
         finally:
-            server.end(signal.SIGINT if kind is Postgres else signal.SIGTERM)
+            server.end(signal.SIGQUIT if kind is Postgres else signal.SIGTERM)
 
 
 def _fixture(kind: type[Postgres] | type[Temporal]):
