@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from .promise import Broken
 
 CHUNK_BYTES = 256 * 1024
 STDERR_TAIL_BYTES = 8 * 1024
-_TURN_MS = 50
+_TURN_MS = 5
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
@@ -86,9 +88,13 @@ class Child:
         return self._process.pid
 
     @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the command has not taken yet."""
-        return len(self._outbox)
+    def unread_bytes(self) -> int:
+        """Bytes that the command has not read yet."""
+        waiting = bytearray(4)
+        with contextlib.suppress(OSError):
+            if self._in in self._open:
+                fcntl.ioctl(self._in, termios.FIONREAD, waiting)
+        return len(self._outbox) + int.from_bytes(waiting, sys.byteorder)
 
     @property
     def returncode(self) -> int | None:
@@ -203,7 +209,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Look at a condition of the machine until it holds or the time is over; give it."""
     deadline, clock = time.monotonic() + timeout_s, select.poll()
     while not (held := condition()) and time.monotonic() < deadline:
-        clock.poll(_TURN_MS / 2)
+        clock.poll(_TURN_MS)
     return held
 
 

@@ -13,6 +13,10 @@ class Broken(AssertionError):
     """The command broke the promise that is being checked; the text says what was seen."""
 
 
+class Missing(Broken):
+    """What had to come did not: nothing more can be asked of this process."""
+
+
 class NotSupported(Exception):
     """The command (or the language file) does not claim what the promise is about."""
 
@@ -59,6 +63,9 @@ class Violations:
         """Note that `promise` was broken; `what` is for people and says it once."""
         kinds = self._seen.setdefault(promise, {})
         kinds[what] = kinds.get(what, 0) + 1
+
+    def __len__(self) -> int:
+        return sum(sum(kinds.values()) for kinds in self._seen.values())
 
     def of(self, promise: str) -> tuple[str, ...]:
         """Give what was seen against one promise."""

@@ -125,6 +125,7 @@ def _cancelled(kit: RuntimeKit) -> None:
 def _unasked(kit: RuntimeKit) -> None:
     """Answers to nothing are ignored, a second answer too."""
     runtime = kit.shared()
+    heard = len(runtime.events)
     runtime.reply({"id": "nobody"}, 1)
     cell, (request,) = _asked(kit, runtime, "ask")
     runtime.reply(request, 42)
@@ -132,6 +133,7 @@ def _unasked(kit: RuntimeKit) -> None:
     runtime.done(cell.id)
     expect(cell.result == kit.language.field("ask", "result"), "a second answer counted")
     probe(kit, runtime)
+    expect(not runtime.refusals(heard), "an answer to nothing is refused")
 
 
 def _large(kit: RuntimeKit) -> None:

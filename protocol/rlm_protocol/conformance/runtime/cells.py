@@ -1,6 +1,6 @@
 """Promises about running cells: results, namespace, order, attribution, survival."""
 
-from ..promise import Broken, NotSupported, Promise, expect
+from ..promise import Broken, Missing, NotSupported, Promise, expect
 from .golden import golden
 from .kit import RuntimeKit, probe
 
@@ -115,7 +115,8 @@ def _survives(kit: RuntimeKit) -> None:
             probe(kit, runtime)
         except Broken as why:
             reasons.append(f"{name}: {why}")
-            kit.discard()
+            if isinstance(why, Missing):
+                kit.discard()
     expect(not reasons, "; ".join(reasons))
     printed = kit.shared().run(kit.code("print"))
     expect(printed.text() == kit.language.field("print", "stdout"), "a later cell cannot print")

@@ -12,7 +12,7 @@ from ... import kernel
 from ...framing import UNDECODABLE
 from ...limits import KERNEL_FRAME_BYTES, OUTPUT_EVENT_BYTES
 from ..child import Child
-from ..promise import Broken, Violations, short
+from ..promise import Broken, Missing, Violations, short
 
 Event = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
@@ -194,8 +194,8 @@ class Runtime:
         tail = self.child.stderr_tail().strip().splitlines()[-1:]
         said = f"; its last words: {short(tail[0])}" if tail else ""
         if self.child.ended:
-            raise Broken(f"no {what}: the process ended with {self.child.wait(1.0)}{said}")
-        raise Broken(f"no {what} within {timeout_s:g} s{said}")
+            raise Missing(f"no {what}: the process ended with {self.child.wait(1.0)}{said}")
+        raise Missing(f"no {what} within {timeout_s:g} s{said}")
 
     def _received(self, data: bytes) -> None:
         self._buffer += data

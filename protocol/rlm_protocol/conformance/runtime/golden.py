@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..promise import Broken, NotSupported, short
+from ..promise import Broken, Missing, NotSupported, short
 from ..vectors import fits, load, to_bytes
 from .driver import Event
 from .kit import Check, RuntimeKit, probe
@@ -35,7 +35,8 @@ def _all(
             run(kit, vector)
         except Broken as why:
             reasons.append(f"{vector['name']}: {why}")
-            kit.discard()
+            if isinstance(why, Missing):
+                kit.discard()
         except NotSupported as why:
             excuses.append(f"{vector['name']}: {why}")
     if reasons:
@@ -74,8 +75,8 @@ def _run_golden(kit: RuntimeKit, vector: Vector) -> None:
         if event["event"] == "done":
             runtime.done(event["id"])
     probe(kit, runtime)
-    mine = {None, *ids.values()}
-    seen = _merged([e for e in runtime.events[heard:] if e.get("id") in mine])
+    mine = [e for e in runtime.events[heard:] if e.get("id") in ids.values()]
+    seen = _merged(mine + runtime.refusals(heard))
     if len(seen) != len(wanted) or not all(map(fits, wanted, seen)):
         raise Broken(f"expected {_brief(wanted)}, seen {_brief(seen)}")
 

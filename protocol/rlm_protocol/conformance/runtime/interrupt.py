@@ -104,7 +104,7 @@ def _idle(kit: RuntimeKit) -> None:
     heard = len(runtime.events)
     for _ in range(RACES):
         runtime.interrupt()
-        runtime.wait(lambda: runtime.child.unsent_bytes == 0, "reader")
+        runtime.wait(lambda: runtime.child.unread_bytes == 0, "reader")
     runtime.send(b"barrier")
     runtime.wait(lambda: bool(runtime.refusals(heard)), "ProtocolError for the line behind it")
     probe(kit, runtime)
@@ -136,8 +136,7 @@ def _back_to_back(kit: RuntimeKit) -> None:
 
 
 def _during_output(kit: RuntimeKit) -> None:
-    """The driver holds every line to being whole; here are the lines worth looking at."""
-    runtime = kit.shared()
+    runtime, before = kit.shared(), len(kit.violations)
     for _ in range(RACES // 4):
         cell = runtime.execute(kit.code("print_forever"))
         runtime.wait(lambda c=cell: bool(c.text()), "output")  # type: ignore[misc]
@@ -146,6 +145,7 @@ def _during_output(kit: RuntimeKit) -> None:
         runtime.child.pump(lambda: False, 0.1)
         runtime.child.reading = True
         ended_by_interrupt(kit, runtime, cell, "print_forever")
+        expect(len(kit.violations) == before, "a frame was torn; see `core.frames`")
     probe(kit, runtime)
 
 

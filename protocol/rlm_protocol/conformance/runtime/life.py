@@ -50,6 +50,8 @@ def _inspect(kit: RuntimeKit) -> None:
     expect(done.get("found") is True, "a name is not found", done=done)
     wanted = kit.language.field("bind_object", "described")
     expect(wanted in done.get("text", ""), "the description lacks the docstring", done=done)
+    code = kit.language.field("bind_object", "untouchable")
+    runtime.ask("inspect", code=code, cursor=len(code))
     unknown = runtime.ask("inspect", code="no_such_name", cursor=3)
     expect(unknown.get("found") is False, "an unknown name is found", done=unknown)
     _ran_nothing(kit)

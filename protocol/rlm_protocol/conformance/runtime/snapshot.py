@@ -71,6 +71,23 @@ def _roundtrip(kit: RuntimeKit) -> None:
         expect(cell.result == wanted, "values changed", result=cell.result, error=cell.ename)
 
 
+def _comes_back_as(kit: RuntimeKit, name: str) -> None:
+    pair, _ = _saved(kit, "state_bind")
+    with kit.fresh() as runtime:
+        _restored(runtime, pair)
+        cell = runtime.run(kit.code(name))
+        wanted = kit.language.field(name, "result")
+        expect(cell.result == wanted, "values came back unconnected", result=cell.result)
+
+
+def _shared(kit: RuntimeKit) -> None:
+    _comes_back_as(kit, "state_share")
+
+
+def _rebound(kit: RuntimeKit) -> None:
+    _comes_back_as(kit, "state_rebind")
+
+
 def _skipped(kit: RuntimeKit) -> None:
     """What cannot be saved is said at once, and what is said to be saved comes back."""
     pair, saved = _saved(kit, "state_bind", "state_unsavable")
@@ -256,6 +273,18 @@ PROMISES: tuple[Promise[RuntimeKit], ...] = (
         id="snapshot.roundtrip",
         text="Every name that is listed as saved comes back, with its value.",
         checks=(_roundtrip,),
+    ),
+    Promise(
+        id="snapshot.sharing",
+        text="Two names of one object come back as two names of one object.",
+        checks=(_shared,),
+        since=3,
+    ),
+    Promise(
+        id="snapshot.globals",
+        text="A function that came back sees the names of its new namespace.",
+        checks=(_rebound,),
+        since=3,
     ),
     Promise(
         id="snapshot.skipped",
