@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rlm_protocol.conformance import runner
 from rlm_protocol.conformance.child import no_orphans
 from rlm_protocol.conformance.language import Language
@@ -17,7 +18,24 @@ REFERENCE = SUPPORT / "reference_runtime.py"
 CANARIES = ("core.result", "core.error")
 """Promises that a mutant of another one keeps: it is broken in one place, not dead."""
 LOUD = {"none-shown", "fresh-names", "done-twice", "overtakes"}
-"""Mutants that no cell can run without."""
+"""Mutants that show in every cell, so that the canaries die, too."""
+HANG = {
+    "large-refused",
+    "duplicate-runs",
+    "id-once",
+    "buffered",
+    "starved",
+    "own-frames-only",
+    "late-deaf",
+    "catchable",
+    "not-parked",
+    "cancels-all",
+    "handler-kept",
+    "in-order",
+    "too-large-sent",
+    "odd-key-breaks",
+}
+"""Mutants that never answer: what shows them is a deadline, here a short one."""
 
 MUTANTS = {
     "ready-twice": "core.ready",
@@ -137,12 +155,12 @@ def test_a_correct_runtime_keeps_every_promise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items(), ids=MUTANTS)
 def test_a_broken_runtime_is_caught(tmp_path: Path, mutant: str, promise: str) -> None:
-    others = tuple(canary for canary in CANARIES if canary != promise)
-    found = check(tmp_path, mutant, only=(promise, *others), timeout_s=2)
+    hangs = mutant in HANG
+    others = () if hangs or mutant in LOUD else tuple(c for c in CANARIES if c != promise)
+    found = check(tmp_path, mutant, only=(promise, *others), timeout_s=2 if hangs else 30)
     assert found[promise].verdict == "failed"
     assert found[promise].reasons
-    sane = [found[canary].verdict for canary in others]
-    assert sane == ["passed"] * len(others) or mutant in LOUD
+    assert {canary: found[canary].reasons for canary in others} == {c: () for c in others}
 
 
 def test_every_promise_has_its_mutant() -> None:
@@ -150,5 +168,6 @@ def test_every_promise_has_its_mutant() -> None:
 
 
 def test_every_mutant_is_there() -> None:
-    source = "".join(path.read_text() for path in SUPPORT.glob("reference_[rs][un]*.py"))
+    files = ("reference_runtime.py", "reference_streams.py", "reference_snapshot.py")
+    source = "".join((SUPPORT / name).read_text() for name in files)
     assert set(re.findall(r'broken\("([^"]+)"\)', source)) - {"..."} == set(MUTANTS)

@@ -6,12 +6,11 @@ costs: files behind fds 1 and 2, a frame per write, one lock. With the name of a
 one promise on purpose: each `broken("...")` below is one mutant. Not a model for a real runtime.
 """
 
+import ast
 import asyncio
 import contextvars
 import ctypes
 import inspect
-import io
-import json
 import linecache
 import os
 import re
@@ -21,122 +20,24 @@ import tempfile
 import threading
 import traceback
 import types
-from codecs import getincrementaldecoder
 from collections import deque
 from typing import Any
 
 import msgspec
+import reference_snapshot
+from reference_streams import TEXT_CHARS, Capture, Stream, Wire, broken
+
 from rlm_protocol import kernel
 from rlm_protocol.conformance.child import children, end_processes
 from rlm_protocol.errors import MalformedFrame
 from rlm_protocol.framing import NEED_DATA, LineReceiver, Refused
 from rlm_protocol.limits import KERNEL_FRAME_BYTES, KERNEL_REQUEST_BYTES, RESULT_REPR_CHARS
 
-MUTANT = sys.argv[1] if len(sys.argv) > 1 else ""
 NONCE, FEATURES = "0f1e2d", ["silent", "complete", "inspect", "detail", "length", "nonce"]
-TEXT_CHARS, TEXT_CAP = 10_000, 30_000
+TEXT_CAP = 30_000
+PARSE_ONLY, AWAIT = ast.PyCF_ONLY_AST, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+PR_SET_CHILD_SUBREAPER = 36
 author: contextvars.ContextVar[str | None] = contextvars.ContextVar("author", default=None)
-
-
-def broken(name: str) -> bool:
-    """Tell whether this process is the mutant of this name."""
-    return name == MUTANT
-
-
-class Wire:
-    """Writes frames, whole ones: under a lock, and with interrupts held back."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd, self.lock, self.pid = fd, threading.RLock(), os.getpid()
-
-    def send(self, event: dict[str, Any]) -> None:
-        if os.getpid() != self.pid:
-            return  # a cell forked: its child is nobody's runtime
-        if broken("nan"):
-            frame = json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
-        else:
-            errors = "surrogatepass" if broken("surrogates-pass") else "replace"
-            frame = msgspec.json.encode(scrubbed(event)) if errors == "replace" else raw(event)
-        if not broken("separators-bare"):
-            frame = frame.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
-        if broken("frames-torn"):
-            return self._write(frame + b"\n")
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with self.lock:
-            self._write(frame + b"\n")
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self.fd, view[:4096] if broken("frames-torn") else view) :]
-
-
-def scrubbed(value: Any) -> Any:
-    """Give JSON values without lone surrogates."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {scrubbed(k): scrubbed(v) for k, v in value.items()}
-    return [scrubbed(v) for v in value] if isinstance(value, list) else value
-
-
-def raw(event: dict[str, Any]) -> bytes:
-    return json.dumps(event, ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-class Capture:
-    """What lands in fds 1 and 2, told as output of whatever runs when it is seen."""
-
-    def __init__(self, runtime: "Runtime") -> None:
-        self.runtime, self.lock = runtime, threading.Lock()
-        self.files = []
-        for fd in (1, 2):
-            with tempfile.NamedTemporaryFile() as file:
-                write = os.open(file.name, os.O_WRONLY | os.O_APPEND)
-                os.dup2(write, fd, inheritable=True)
-                os.close(write)
-                self.files.append(os.open(file.name, os.O_RDONLY))
-        self.offsets, self.decoders = [0, 0], [self._decoder(), self._decoder()]
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _decoder(self) -> Any:
-        return getincrementaldecoder("utf-8")("replace")
-
-    def _watch(self) -> None:
-        tick = threading.Event()
-        while not tick.wait(0.005):
-            with self.lock:
-                self.drain(final=False)
-            if self.runtime.hit is not None:
-                self.runtime.knock()
-
-    def drain(self, *, final: bool) -> None:
-        """Tell what is new; at a cell's end half a character is told, too."""
-        for n, stream in enumerate(("stdout", "stderr")):
-            size = os.fstat(self.files[n]).st_size
-            data = os.pread(self.files[n], size - self.offsets[n], self.offsets[n])
-            self.offsets[n] = size
-            if broken("native-cut"):
-                data = data[:65536]
-            text = self.decoders[n].decode(data, final or broken("decode-per-read"))
-            self.runtime.tell(stream, self.runtime.raw_author(), text)
-
-
-class Stream(io.TextIOBase):
-    """`sys.stdout` and `sys.stderr` of cells."""
-
-    def __init__(self, runtime: "Runtime", name: str, fd: int) -> None:
-        self.runtime, self._name, self.fd = runtime, name, fd
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def write(self, text: str) -> int:
-        if broken("prints-by-fd"):
-            return os.write(self.fd, text.encode("utf-8", "replace"))
-        self.runtime.tell(self._name, self.runtime.author(), text)
-        return len(text)
 
 
 class Runtime:
@@ -145,10 +46,11 @@ class Runtime:
     def __init__(self) -> None:
         self.requests_fd = os.dup(0)
         self.wire = Wire(os.dup(1))
-        null = tempfile.TemporaryFile() if broken("stdin-speaks") else open(os.devnull, "rb")
-        null.write(b"42\n") and null.seek(0) if broken("stdin-speaks") else None
-        os.dup2(null.fileno(), 0)
-        sys.stdin = open(0, closefd=False)
+        with tempfile.TemporaryFile() as nothing:
+            nothing.write(b"42\n" if broken("stdin-speaks") else b"")
+            nothing.seek(0)
+            os.dup2(nothing.fileno(), 0)
+        sys.stdin = os.fdopen(0, closefd=False)
         self.main = types.ModuleType("__main__")
         self.main.__dict__["__builtins__"] = __builtins__
         self.pid, self.closing, self.farewell = os.getpid(), False, None
@@ -273,7 +175,9 @@ class Runtime:
             self.ring()
         elif target in waiting and not broken("not-parked"):
             self.parked.add(target if id_ or not broken("untargeted-stays") else "")
-        elif broken("idle-parks") and id_ is None or broken("finished-parks") and id_ in self.used:
+        elif (broken("idle-parks") and id_ is None) or (
+            broken("finished-parks") and id_ in self.used
+        ):
             self.parked.add("")
 
     def ring(self) -> None:
@@ -323,7 +227,9 @@ class Runtime:
         for _ in range(2 if broken("ready-twice") else 1):
             self.wire.send(ready)
         self.capture = Capture(self)
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # leftovers of cells become our children
+        ctypes.CDLL(None).prctl(
+            PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+        )  # leftovers of cells become our children
         threading.Thread(target=self.read, daemon=True).start()
         asyncio.set_event_loop(self.loop)
         self.loop.create_task(self._serve())
@@ -419,12 +325,12 @@ class Runtime:
 
     async def run(self, code: str, name: str, namespace: dict[str, Any]) -> Any:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        tree = compile(code, name, "exec", 0x400 | 0x2000, dont_inherit=True)
-        last = tree.body.pop() if tree.body and is_expression(tree.body[-1]) else None
-        flags = 0 if broken("await-refused") else 0x2000
+        tree = compile(code, name, "exec", PARSE_ONLY | AWAIT, dont_inherit=True)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        flags = 0 if broken("await-refused") else AWAIT
         value = await maybe(eval(compile(tree, name, "exec", flags, dont_inherit=True), namespace))
         if last is not None:
-            tail = compile(expression(last), name, "eval", flags, dont_inherit=True)
+            tail = compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True)
             value = await maybe(eval(tail, namespace))
         return value
 
@@ -464,8 +370,6 @@ class Runtime:
         }
 
     async def other(self, request: Any) -> tuple[list[Any], str, dict[str, Any]]:
-        import reference_snapshot
-
         if isinstance(request, kernel.ListNames):
             names = user_names(vars(self.main))
             names = names[::-1] if broken("names-unsorted") else names
@@ -508,7 +412,7 @@ class Runtime:
         self.wire.send(event)
         try:
             return await future
-        except asyncio.CancelledError:
+        except BaseException:
             self.given_up.add(id_)
             raise
         finally:
@@ -546,7 +450,8 @@ class Runtime:
     def look_up(self, request: kernel.Complete | kernel.Inspect) -> None:
         found = re.search(r"[\w.]*$", request.code[: request.cursor])
         path = (found.group() if found else "").split(".")
-        value: Any = types.SimpleNamespace(**{k: v for k, v in vars(self.main).items()})
+        value: Any = types.SimpleNamespace()
+        vars(value).update(vars(self.main))
         missing = object()
         for part in path[:-1]:
             value = inspect.getattr_static(value, part, missing)
@@ -597,18 +502,6 @@ class Runtime:
 
 async def maybe(value: Any) -> Any:
     return await value if inspect.iscoroutine(value) else value
-
-
-def is_expression(node: Any) -> bool:
-    import ast
-
-    return isinstance(node, ast.Expr)
-
-
-def expression(node: Any) -> Any:
-    import ast
-
-    return ast.Expression(node.value)
 
 
 def user_names(namespace: dict[Any, Any]) -> list[str]:

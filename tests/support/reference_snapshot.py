@@ -1,5 +1,6 @@
 """Snapshots of the reference runtime: names that load again alone, then all of them together."""
 
+import io
 import json
 import os
 import pickle
@@ -141,7 +142,7 @@ def restore(request: kernel.Restore, namespace: dict[Any, Any], broken: Broken) 
         return status, {"restored": [], "failed": [], "reason": f"it cannot be read: {why}"}
     if broken("per-name"):
         rest = {n: pickle.loads(v) for n, v in rest.items()}
-    rest |= {n: open(name, mode) for n, (name, mode) in files.items()}
+    rest |= {n: io.FileIO(path, mode[0]) for n, (path, mode) in files.items()}
     if broken("restore-loses"):
         rest.pop(next(iter(rest)))
     for name, value in rest.items():
