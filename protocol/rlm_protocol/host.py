@@ -23,7 +23,7 @@ class InitializeParams(Loose, frozen=True):
 
     process_id: int | None = None
     client_info: ClientInfo | None = None
-    capabilities: dict[str, Any] = {}
+    capabilities: dict[str, Any] | None = None
     root_uri: str | None = None
     workspace_folders: list[dict[str, Any]] | None = None
     initialization_options: Any = None

@@ -102,18 +102,26 @@ class RpcPeer:
         return _encode(method=method, params=params)
 
     def respond(self, id_: Id, result: object) -> bytes:
-        """Answer a request of theirs. Raises KeyError if it is not open."""
+        """
+        Answer a request of theirs. Raises KeyError if it is not open.
+
+        A result that JSON cannot carry raises TypeError or ValueError, and the request stays open.
+        """
+        body = _encode(id=id_, result=result)
         self._theirs.remove(id_)
-        return _encode(id=id_, result=result)
+        return body
 
     def fail(self, id_: Id, error: RlmError) -> bytes:
-        """Refuse a request of theirs. Raises KeyError if it is not open."""
+        """Refuse a request of theirs. Raises as `respond` does."""
+        body = _encode(id=id_, error=to_jsonrpc(error))
         self._theirs.remove(id_)
-        return _encode(id=id_, error=to_jsonrpc(error))
+        return body
 
     def receive(self, frame: bytes) -> Event:
         """Turn one frame into one event. Never raises for what the peer sent."""
         try:
+            if not frame.isascii():
+                frame.decode()  # what msgspec skips it does not check
             wire = _decode(frame)
         except UNDECODABLE as why:
             if _is_json(frame):

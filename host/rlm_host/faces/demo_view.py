@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-PLOT_WIDTH = 40
+PLOT_WIDTH = 16
 
 
 class DemoView:

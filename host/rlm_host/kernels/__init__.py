@@ -1,1 +1,1 @@
-"""Kernel processes: life cycle, environments, snapshots."""
+"""Everything between the host and a kernel process: recipe, environment, life, cells, snapshots."""

@@ -1,1 +1,1 @@
-"""Providers behind one seam, catalog, credentials, and the model that needs no key."""
+"""Models: the provider seam, the catalog, credentials, and the scripted provider without a key."""

@@ -1,1 +1,1 @@
-"""The only place that starts processes, and that ends them."""
+"""The only place that starts processes, and the only one that ends and reaps them."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import report, runner
+from . import host, report, runner
 from .child import no_orphans
 from .language import PYTHON, Language
 from .promise import Outcome, Promise
@@ -39,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the kit and print its report; give the exit code."""
+    if argv[:1] == ["host"]:
+        return host.main(argv[1:])
     cut = argv.index("--") if "--" in argv else len(argv)
     usage = parser()
     options = usage.parse_args(argv[:cut])

@@ -1,0 +1,427 @@
+"""Runs in one SQLite file: the default store, for the hosts of one machine."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from rlm_protocol import loop_records as records
+from rlm_protocol.errors import ConfigInvalid, Conflict, LeaseHeld, LeaseLost, StoreCorrupt
+from rlm_protocol.loop import RunStatus
+from rlm_protocol.loop_records import Event, Head, Submitted
+
+from ...clock import SystemClock
+from ...processes.facts import boot_id
+from . import liveness
+from .base import (
+    LEASE_MS,
+    PAGE,
+    Appended,
+    Control,
+    ControlAction,
+    EventRow,
+    Health,
+    Lease,
+    Page,
+    RunRow,
+)
+from .group_commit import Fault, GroupCommit, no_fault
+from .sqlite_file import BUSY_MS, open_file, store_errors
+from .sqlite_rows import (
+    LAYOUT,
+    StoredRun,
+    checksum,
+    copy_beginning,
+    find_event,
+    find_run,
+    find_runs,
+    insert_events,
+    insert_run,
+    is_half_done,
+    leave,
+    missing,
+    read_events,
+    settle,
+)
+
+_CLOCK = SystemClock()
+_TERMINAL = ", ".join(f"'{status}'" for status in sorted(records.TERMINAL))
+
+
+@dataclass(slots=True)
+class _Process:
+    """What belongs to one process: nothing of it may be used on the other side of a fork."""
+
+    pid: int
+    writer: GroupCommit
+    reader: apsw.Connection | None = None
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    lock: liveness.OwnerLock | None = None
+    held: set[tuple[str, int]] = field(default_factory=set)
+    """Leases that are worked under; any other lease of this process was abandoned."""
+
+
+class SqliteRunStore:
+    """
+    A run store in one file: one workspace, any number of processes of one machine.
+
+    It keeps the contract of `stores.base.RunStore`. A lease is timed by the machine's monotonic
+    clock and boot id, so changes of the wall clock mean nothing, and it is free at once when its
+    process has died. The store starts no thread and needs no close: `close` gives files back early.
+
+    Args:
+        path: the file; created if missing. Beside it lie SQLite's `-wal` and `-shm` files and a
+            folder `-owners` with one locked file for each process that works on runs.
+        busy_ms: how long to wait for another process's transaction.
+        now_ms, monotonic_ms: clocks, in milliseconds.
+        fault: called at each named point of a durable write.
+
+    Raises:
+        StoreCorrupt, SchemaTooNew, StoreUnavailable, StoreBusy, StoreFull: see `open_file`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_ms: int = BUSY_MS,
+        now_ms: Callable[[], int] = _CLOCK.now_ms,
+        monotonic_ms: Callable[[], int] = _CLOCK.monotonic_ms,
+        fault: Fault = no_fault,
+    ) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._busy_ms = busy_ms
+        self._now_ms = now_ms
+        self._monotonic_ms = monotonic_ms
+        self._fault = fault
+        self._boot = boot_id()
+        self._owners = self.path.with_name(self.path.name + "-owners")
+        self._inherited: list[_Process] = []
+        self._process = self._new_process()
+        self._process.reader = self._open()
+
+    def close(self) -> None:
+        """Close the connections and let go of the process's lock; the next call opens them anew."""
+        process = self._here()
+        process.writer.close()
+        with process.reading:
+            if process.reader is not None:
+                process.reader.close()
+                process.reader = None
+        if process.lock is not None:
+            process.lock.close()
+            process.lock = None
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+        """Make calls durable with one sync. See `RunStore.together`."""
+        return self._here().writer.together(calls)
+
+    # --- runs ---------------------------------------------------------------------------------
+
+    def submit(self, run_id: str, submitted: Submitted) -> bool:
+        """Create a run. See `RunReader.submit`."""
+        return self._here().writer.write(lambda db: self._create(db, run_id, submitted))
+
+    def fork(self, parent: str, generation: int, run_id: str, submitted: Submitted) -> bool:
+        """Create a run from the beginning of another. See `RunReader.fork`."""
+
+        def work(db: apsw.Connection) -> bool:
+            source = find_run(db, parent)
+            last = find_event(db, source, f"generation:{generation}")
+            if last is None:
+                raise ConfigInvalid(
+                    f"Run {parent} has not completed generation {generation}.",
+                    field="generation",
+                    allowed=f"a completed one, before {source.to_row().head.generation}",
+                    got=repr(generation),
+                )
+            if not self._create(db, run_id, submitted):
+                return False
+            copy_beginning(db, source, find_run(db, run_id), last.seq)
+            return True
+
+        return self._here().writer.write(work)
+
+    def _create(self, db: apsw.Connection, run_id: str, submitted: Submitted) -> bool:
+        there = db.execute(
+            "SELECT body FROM events WHERE key='submitted' AND run=(SELECT id FROM runs"
+            " WHERE run_id=?)",
+            (run_id,),
+        ).get
+        if there is not None:
+            if there != records.encode(submitted):
+                raise Conflict(
+                    f"Run {run_id} exists with another configuration, step or origin.",
+                    run_id=run_id,
+                )
+            return False
+        insert_run(db, run_id, submitted, self._now_ms())
+        return True
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def head(self, run_id: str) -> RunRow:
+        """Give the run's row. See `RunReader.head`."""
+        with self._read() as db:
+            return find_run(db, run_id).to_row()
+
+    def events(self, run_id: str, *, after: int = 0, limit: int = PAGE) -> tuple[EventRow, ...]:
+        """Give a page of events. See `RunReader.events`."""
+        with self._read() as db:
+            return tuple(read_events(db, find_run(db, run_id), after, limit))
+
+    def get(self, run_id: str, key: str) -> EventRow | None:
+        """Give one event. See `RunReader.get`."""
+        with self._read() as db:
+            return find_event(db, find_run(db, run_id), key)
+
+    def list(
+        self,
+        *,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        status: RunStatus | None = None,
+        cursor: str | None = None,
+        limit: int = PAGE,
+    ) -> Page:
+        """Give a page of runs. See `RunReader.list`."""
+        before = int(cursor) if cursor is not None and cursor.isdecimal() else 2**63 - 1
+        where: dict[str, str | int] = {"id<?": before}
+        given = {"tenant=?": tenant, "workspace=?": workspace, "status=?": status}
+        where |= {name: value for name, value in given.items() if value is not None}
+        with self._read() as db:
+            found = find_runs(db, where, limit + 1)
+        runs, damaged = [], []
+        for run in found[:limit]:
+            try:
+                runs.append(run.to_row())
+            except StoreCorrupt:
+                damaged.append(run.run_id)
+        return Page(
+            runs=tuple(runs),
+            damaged=tuple(damaged),
+            cursor=str(found[limit - 1].id) if len(found) > limit else None,
+        )
+
+    def health(self, *, deep: bool = False) -> Health:
+        """Look at the file; `deep` reads every page. See `RunReader.health`."""
+        with self._read() as db:
+            found = db.execute("PRAGMA integrity_check(20)").fetchall() if deep else []
+            return Health(
+                engine=f"sqlite {apsw.sqlite_lib_version()}",
+                location=str(self.path),
+                schema=LAYOUT.version,
+                runs=db.execute("SELECT count(*) FROM runs").get,
+                size_bytes=db.pragma("page_count") * db.pragma("page_size"),
+                problems=tuple(str(line[0]) for line in found if line[0] != "ok"),
+            )
+
+    # --- leases -------------------------------------------------------------------------------
+
+    def claim(self, run_id: str, owner: str, *, ttl_ms: int = LEASE_MS) -> Lease | None:
+        """Take a run. See `RunStore.claim`."""
+        process = self._here()
+        taken = set[tuple[str, int]]()
+
+        def work(db: apsw.Connection) -> Lease | None:
+            run = find_run(db, run_id)
+            if run.status != "running":
+                return None
+            if self._is_owned(run):
+                raise LeaseHeld(
+                    f"Worker {run.owner} holds run {run_id}; it is free when that worker ends.",
+                    run_id=run_id,
+                    owner=run.owner,
+                )
+            token, claims = run.token + 1, run.claims + 1
+            db.execute(
+                "UPDATE runs SET token=?, owner=?, process=?, boot=?, expires_ms=?, claims=?"
+                " WHERE id=?",
+                (token, owner, self._lock_name(), self._boot, self._expiry(ttl_ms), claims, run.id),
+            )
+            taken.add((run_id, token))
+            process.held.update(taken)
+            row = msgspec.structs.replace(run.to_row(), token=token, owner=owner, claims=claims)
+            return Lease(run_id=run_id, token=token, ttl_ms=ttl_ms, row=row)
+
+        try:
+            return process.writer.write(work)
+        except BaseException:
+            process.held.difference_update(taken)
+            raise
+
+    def renew(self, lease: Lease) -> Control:
+        """Extend a lease. See `RunStore.renew`."""
+
+        def work(db: apsw.Connection) -> Control:
+            run = _fenced(find_run(db, lease.run_id), lease)
+            db.execute(
+                "UPDATE runs SET expires_ms=? WHERE id=?", (self._expiry(lease.ttl_ms), run.id)
+            )
+            return run.control
+
+        return self._here().writer.write(work)
+
+    def append(
+        self,
+        lease: Lease,
+        events: Sequence[Event],
+        head: Head,
+        *,
+        status: RunStatus = "running",
+        reason: str | None = None,
+    ) -> Appended:
+        """Record events under a lease. See `RunStore.append`."""
+        process = self._here()
+
+        def work(db: apsw.Connection) -> Appended:
+            run = find_run(db, lease.run_id)
+            if run.token != lease.token:
+                raise _lost(lease)
+            fresh = missing(db, run, lease.token, events)
+            if not fresh:
+                return Appended(fresh=False, control=run.control)
+            seq = insert_events(db, _fenced(run, lease), lease.token, fresh, self._now_ms())
+            body = records.encode(head)
+            db.execute(
+                "UPDATE runs SET seq=?, head=?, head_sum=?, expires_ms=?, claims=1, updated_at_ms=?"
+                " WHERE id=?",
+                (
+                    seq,
+                    body,
+                    checksum("head", body),
+                    self._expiry(lease.ttl_ms),
+                    self._now_ms(),
+                    run.id,
+                ),
+            )
+            if status != "running":
+                leave(db, run, lease.token, status, reason)
+            return Appended(fresh=True, control=run.control)
+
+        appended = process.writer.write(work)
+        if status != "running":
+            process.held.discard((lease.run_id, lease.token))
+        return appended
+
+    def release(self, lease: Lease) -> None:
+        """End a lease. See `RunStore.release`."""
+        process = self._here()
+        process.held.discard((lease.run_id, lease.token))
+
+        def work(db: apsw.Connection) -> None:
+            run = find_run(db, lease.run_id)
+            if run.token == lease.token and run.owner is not None:
+                db.execute(
+                    "UPDATE runs SET owner=NULL, process=NULL, expires_ms=NULL, claims=0"
+                    " WHERE id=?",
+                    (run.id,),
+                )
+
+        process.writer.write(work)
+
+    def request(self, run_id: str, action: ControlAction, reason: str) -> RunRow:
+        """Ask for a cancel, a pause or a resume. See `RunReader.request`."""
+
+        def work(db: apsw.Connection) -> RunRow:
+            run = find_run(db, run_id)
+            if run.status not in records.TERMINAL:
+                self._request(db, run, action, reason)
+            return find_run(db, run_id).to_row()
+
+        return self._here().writer.write(work)
+
+    def _request(
+        self, db: apsw.Connection, run: StoredRun, action: ControlAction, reason: str
+    ) -> None:
+        match action:
+            case "cancel":
+                reason = reason if run.cancel is None else run.cancel
+                db.execute("UPDATE runs SET cancel=? WHERE id=?", (reason, run.id))
+                if not self._is_owned(run) and not is_half_done(db, run):
+                    settle(db, run, action, reason, self._now_ms(), "cancelled")
+            case "pause" if run.status == "running" and run.pause is None:
+                db.execute("UPDATE runs SET pause=? WHERE id=?", (reason, run.id))
+                if not self._is_owned(run):
+                    settle(db, run, action, reason, self._now_ms(), "paused")
+            case "resume" if run.status == "paused":
+                settle(db, run, action, reason, self._now_ms(), "running")
+            case "resume":
+                db.execute("UPDATE runs SET pause=NULL WHERE id=?", (run.id,))
+
+    def prune(self, *, before_ms: int, limit: int = 100) -> int:
+        """Delete old terminal runs. See `RunStore.prune`."""
+
+        def work(db: apsw.Connection) -> int:
+            found = db.execute(
+                f"SELECT id FROM runs WHERE status IN ({_TERMINAL}) AND updated_at_ms<? LIMIT ?",
+                (before_ms, limit),
+            ).fetchall()
+            db.executemany("DELETE FROM events WHERE run=?", found)
+            db.executemany("DELETE FROM runs WHERE id=?", found)
+            db.execute("PRAGMA incremental_vacuum(1000)")
+            return len(found)
+
+        return self._here().writer.write(work)
+
+    # --- this process -------------------------------------------------------------------------
+
+    def _open(self) -> apsw.Connection:
+        return open_file(self.path, LAYOUT, busy_ms=self._busy_ms)
+
+    def _new_process(self) -> _Process:
+        return _Process(os.getpid(), GroupCommit(self.path, self._open, self._fault))
+
+    def _here(self) -> _Process:
+        if self._process.pid != os.getpid():
+            # Connections and locks must not be carried over a fork, not even to be closed.
+            self._inherited.append(self._process)
+            self._process = self._new_process()
+        return self._process
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[apsw.Connection]:
+        process = self._here()
+        with process.reading:
+            if process.reader is None:
+                process.reader = self._open()
+            with store_errors(self.path, process.reader):
+                yield process.reader
+
+    def _lock_name(self) -> str:
+        process = self._here()
+        if process.lock is None:
+            liveness.sweep(self._owners)
+            process.lock = liveness.OwnerLock(self._owners)
+        return process.lock.name
+
+    def _expiry(self, ttl_ms: int) -> int:
+        return self._monotonic_ms() + ttl_ms
+
+    def _is_owned(self, run: StoredRun) -> bool:
+        """Tell whether somebody lives who may write to the run."""
+        if run.owner is None or run.process is None or run.expires_ms is None:
+            return False
+        if run.boot != self._boot or run.expires_ms <= self._monotonic_ms():
+            return False
+        process = self._here()
+        if process.lock is not None and run.process == process.lock.name:
+            return (run.run_id, run.token) in process.held
+        return not liveness.is_dead(self._owners, run.process)
+
+
+def _fenced(run: StoredRun, lease: Lease) -> StoredRun:
+    """Give the run if the lease is still its own. The token decides, never a clock."""
+    if run.token != lease.token or run.owner is None or run.status != "running":
+        raise _lost(lease)
+    return run
+
+
+def _lost(lease: Lease) -> LeaseLost:
+    return LeaseLost(run_id=lease.run_id, token=lease.token)

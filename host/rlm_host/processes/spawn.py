@@ -1,0 +1,320 @@
+"""
+Starts processes and owns them: a block that cannot be left with its process tree alive.
+
+Rule 1: nothing else in the host starts a process. Rule 2: a child is reaped here, by its pid, never
+by `waitpid(-1)`. Rule 3: a child is in the orphan ledger from its start to its end. Rule 4: the
+loop's own thread spawns, because PDEATHSIG fires when the thread that forked ends.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rlm_protocol.limits import STDERR_TAIL_BYTES
+
+from . import facts
+from .guard import GUARD_FD, GuardLink
+from .ledger import Ledger, Started
+from .pipes import PipeReader, PipeWriter, to_the_end
+from .sweep import SPAWN_TAG, adopted, kill_all, reap_adopted, tagged, tree
+
+GUARD_ANSWER_S = 1.0
+"""A guard that has not ended its tree by then is killed itself."""
+UNKILLABLE_S = 5.0
+"""A process that SIGKILL has not ended by then hangs in a system call: it is left to itself."""
+DRAIN_S = 0.5
+"""Granted for last output after the end: a grandchild may hold the pipe open."""
+log = logging.getLogger(__name__)
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process ended. `code` is negative for a signal; `stderr_tail` its last words."""
+
+    code: int
+    stderr_tail: str
+
+    @property
+    def signal_name(self) -> str | None:
+        """Name of the signal that ended it."""
+        if self.code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return f"signal {-self.code}"
+
+
+class Child:
+    """One running process. Made by `Processes.spawn`; lives no longer than its block."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], tag: str, guard: GuardLink | None) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+        self.tag = tag
+        self.guard = guard
+        self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        """Set once: the process is reaped and its last output has been handed over."""
+        self.stdin: PipeWriter
+        self._stdout: PipeReader
+        self._stderr: PipeReader
+        self._tail = bytearray()
+        self._watch: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last 8 KiB of standard error."""
+        return bytes(self._tail).decode(errors="replace")
+
+    @property
+    def running(self) -> bool:
+        """Tell whether the process has not been reaped yet."""
+        return self._popen.returncode is None
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the kernel alone: by its guard, never to a launcher that stands before."""
+        if self.guard is not None:
+            self.guard.interrupt()
+
+    def terminate(self) -> None:
+        """Ask the process and its group to end (SIGTERM)."""
+        if self.guard is None or not self.guard.terminate():
+            self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the whole tree at once: by its guard, else the group. The block's end makes sure."""
+        if self.guard is None or not self.guard.kill():
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # A reaped leader's number may belong to somebody else by now.
+        if self.running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _serve(
+        self, stdin: int, stdout: int, stderr: int, on_stdout: Callable[[bytes], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def heard(data: bytes) -> None:
+            on_stdout(data)
+            if not data:
+                self._settle()
+
+        self.stdin = PipeWriter(stdin)
+        self._stdout = PipeReader(stdout, heard)
+        self._stderr = PipeReader(stderr, self._keep_tail)
+        pidfd = facts.open_pidfd(self.pid)
+        if pidfd is not None:
+            self._watch = (pidfd, loop)
+            loop.add_reader(pidfd, self._reap)
+        else:
+            threading.Thread(target=self._wait_in_thread, args=(loop,), daemon=True).start()
+
+    def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._popen.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed under a block: nobody waits
+            loop.call_soon_threadsafe(self._reap)
+
+    def _keep_tail(self, data: bytes) -> None:
+        self._tail += data
+        del self._tail[:-STDERR_TAIL_BYTES]
+
+    def _reap(self) -> None:
+        if self._popen.poll() is None:
+            return
+        if self._watch is not None:
+            pidfd, loop = self._watch
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._watch = None
+        self.stdin.close()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(DRAIN_S, self._close_pipes)
+        self._settle()
+
+    def _abandon(self) -> None:
+        self.stdin.close()
+        self._close_pipes()
+        if self._watch is not None:
+            pidfd, loop = self._watch
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._watch = None
+        if self.guard is not None:
+            self.guard.close()
+
+    def _close_pipes(self) -> None:
+        self._stderr.close()
+        self._stdout.close()
+
+    def _settle(self) -> None:
+        if self.running or not self._stdout.closed or self.ended.done():
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._stderr.close()
+        code = self._popen.returncode
+        if self.guard is not None:
+            self.guard.close()
+            code = self.guard.exit_code if self.guard.exit_code is not None else code
+        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail))
+
+
+class Processes:
+    """All processes of one host. Built once, by app.py."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        """`ledger` None: nothing is recorded, for tests and for hosts without a home."""
+        self._ledger = ledger
+        self._children: dict[int, Child] = {}
+
+    @property
+    def running(self) -> int:
+        """Number of processes that live, not counting what they have started."""
+        return len(self._children)
+
+    @contextlib.asynccontextmanager
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        on_stdout: Callable[[bytes], None],
+        guarded: bool,
+        label: str | None = None,
+    ) -> AsyncIterator[Child]:
+        """
+        Own a process, in a session of its own, for the length of the block.
+
+        Leaving the block by any way (end, error, cancellation) ends the process and everything it
+        started: its guard is asked to kill the tree, and killed itself if it has not done so in
+        1 s; then what it left is swept. Leaving takes 2 s at most, and about 10 ms as a rule.
+
+        Args:
+            argv: program and arguments; the program is looked up in `env`'s PATH.
+            env: the whole environment; nothing of the host's is added but our two marks.
+            cwd: working directory.
+            on_stdout: called in the loop with each chunk, then once with b""; must not block.
+            guarded: hand over RLM_GUARD_FD. Only for programs that are, or start with, a guard.
+            label: what people call it; the program's name by default.
+
+        Raises:
+            OSError: the program cannot be started. Nothing is left behind.
+        """
+        child = self._start(argv, env, cwd, on_stdout, guarded)
+        try:
+            await self._record(child, label or Path(argv[0]).name)
+            yield child
+        finally:
+            await to_the_end(self._end(child))
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path,
+        on_stdout: Callable[[bytes], None],
+        guarded: bool,
+    ) -> Child:
+        tag = secrets.token_hex(8)
+        guard = GuardLink(lambda _: None) if guarded else None
+        marks = {SPAWN_TAG: tag}
+        if guard is not None:
+            marks[GUARD_FD] = str(guard.theirs.fileno())
+        pipes = [os.pipe() for _ in range(3)]
+        (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr) = pipes
+        try:
+            popen = subprocess.Popen(
+                list(argv),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env={**env, **marks},
+                cwd=cwd,
+                start_new_session=True,
+                pass_fds=(guard.theirs.fileno(),) if guard is not None else (),
+            )
+        except BaseException:
+            for fd in (our_stdin, our_stdout, our_stderr):
+                os.close(fd)
+            if guard is not None:
+                guard.close()
+            raise
+        finally:
+            for fd in (stdin, stdout, stderr):
+                os.close(fd)
+        if guard is not None:
+            guard.handed_over()
+        child = Child(popen, tag, guard)
+        self._children[child.pid] = child
+        child._serve(our_stdin, our_stdout, our_stderr, on_stdout)
+        return child
+
+    async def _record(self, child: Child, label: str) -> None:
+        if self._ledger is None:
+            return
+        fact = facts.process(child.pid)
+        if fact is None:  # it has ended already; its block will say so
+            return
+        record = Started(
+            tag=child.tag,
+            pid=child.pid,
+            started=fact.started,
+            label=label,
+            owner=self._ledger.owner,
+        )
+        await self._write(self._ledger.add, record)
+
+    async def _write(self, write: Callable[..., None], *args: object) -> None:
+        # A process without its record is still guarded: a full disk must not stop the work.
+        try:
+            await to_the_end(asyncio.to_thread(write, *args))
+        except OSError as why:
+            log.warning("the orphan ledger cannot be written: %s", why)
+
+    async def _end(self, child: Child) -> None:
+        if child.running:
+            child.kill()
+            await asyncio.wait({child.ended}, timeout=GUARD_ANSWER_S)
+        if child.running:
+            await asyncio.to_thread(kill_all, lambda table: tree(child.pid, table))
+        await asyncio.wait({child.ended}, timeout=UNKILLABLE_S)
+        if not child.ended.done():
+            child._abandon()
+            log.error("process %d did not end by SIGKILL; it is left to the next start", child.pid)
+            return
+        self._children.pop(child.pid)
+        if child.guard is None or child.guard.exit_code is None:
+            await asyncio.to_thread(self._sweep_after, child)
+        if self._ledger is not None:
+            await self._write(self._ledger.remove, child.tag)
+
+    def _sweep_after(self, child: Child) -> None:
+        """End what a child without a guard, or with a broken one, has left."""
+        own = set(self._children)
+        tags = {c.tag for c in self._children.values()}
+        orderly = all(c.guard is not None for c in self._children.values())
+
+        def left(table: dict[int, facts.ProcessFact]) -> list[facts.ProcessFact]:
+            # Without a mark it may belong to a living child that has no guard to keep it.
+            orphans = [
+                f
+                for f in adopted(own, table)
+                if orderly and not any(facts.has_variable(f.pid, SPAWN_TAG, t) for t in tags)
+            ]
+            return [*tagged(child.tag, table), *orphans]
+
+        kill_all(left)
+        reap_adopted(own)

@@ -1,0 +1,122 @@
+"""Why and when the host ends: the first reason wins, and says with which exit code."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import anyio
+
+from ..processes.facts import open_pidfd
+
+log = logging.getLogger(__name__)
+
+EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+SAME_PRESS_MS = 500
+"""Two SIGINTs within this time are one: `uv run` doubles a person's Ctrl-C."""
+GONE_MS = 900
+"""From the reason to the end, whatever hangs."""
+POLL_S = 1.0
+
+
+class Lifetime:
+    """
+    One host's end. Runs on the loop's thread.
+
+    `code` is None while the host lives. From the first `end` on a watchdog thread ends the process
+    after GONE_MS, for what is not on disk by then must be recovered at the next start anyway.
+    """
+
+    def __init__(self, *, watchdog: bool = True) -> None:
+        self.code: int | None = None
+        self._over = anyio.Event()
+        self._watchdog = watchdog
+        self._timer: threading.Timer | None = None
+        self._interrupted_at: float | None = None
+
+    async def wait(self) -> int:
+        """Wait for the end; give the exit code."""
+        await self._over.wait()
+        assert self.code is not None
+        return self.code
+
+    def end(self, code: int, reason: str) -> None:
+        """End the host. A later reason changes nothing."""
+        if self.code is not None:
+            return
+        log.info("ending: %s", reason)
+        self.code = code
+        self._over.set()
+        self._watch(code)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """
+        Take SIGINT, SIGTERM and SIGHUP for the length of the block.
+
+        By Python's own handlers, not the loop's: they start the watchdog even while something holds
+        the loop. Only on the main thread.
+        """
+        loop = asyncio.get_running_loop()
+
+        def signalled(number: int, _frame: object) -> None:
+            self._watch(EXIT_CODES[signal.Signals(number)])
+            loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
+
+        old = {number: signal.signal(number, signalled) for number in EXIT_CODES}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
+        if self.code is not None:
+            again = number == signal.SIGINT and self._interrupted_at is not None
+            if again and (now - (self._interrupted_at or now)) * 1000 > SAME_PRESS_MS:
+                os._exit(EXIT_CODES[number])
+            return
+        self._interrupted_at = now if number == signal.SIGINT else None
+        self.end(EXIT_CODES[number], number.name)
+
+    def _watch(self, code: int) -> None:
+        """End the process after GONE_MS, whatever hangs."""
+        if self._watchdog and self._timer is None:
+            self._timer = threading.Timer(GONE_MS / 1000, os._exit, (code,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    async def follow(self, pid: int) -> None:
+        """
+        End the host, with code 0, when the process `pid` is gone. Cancellable.
+
+        A pid that does not exist is not followed: the client may live in another pid namespace, and
+        the end of its stream tells the same.
+        """
+        fd = open_pidfd(pid)
+        if fd is not None:
+            try:
+                await anyio.wait_readable(fd)
+            finally:
+                os.close(fd)
+        elif _exists(pid):
+            while _exists(pid):  # noqa: ASYNC110 - without a pidfd there is nothing to wait on
+                await anyio.sleep(POLL_S)
+        else:
+            log.warning("the client's process %d cannot be seen from here", pid)
+            return
+        self.end(0, f"the client's process {pid} is gone")
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,194 @@
+"""
+What one attachment has not sent yet: ordered, bounded, pure.
+
+Rule 1: what may not be dropped leaves complete and in order.
+Rule 2: above half of the soft limit a delta is merged into the last waiting one of its kind; above
+the soft limit it is dropped, its bytes are counted, and a `session/resync` waits in its place.
+Rule 3: a queue that holds more undroppable bytes than the hard limit takes no more and is `slow`:
+its owner ends it. One message may be larger than the limit; what queues behind it may not.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from rlm_protocol.base import Cursor, SessionNotification
+from rlm_protocol.item import ItemDelta
+from rlm_protocol.limits import KIB
+from rlm_protocol.repl import ReplOutput
+from rlm_protocol.session import SessionResync
+from rlm_protocol.usage import UsageUpdated
+
+Encode = Callable[[str, msgspec.Struct], bytes]
+"""Method and payload in, framed bytes out."""
+MERGED_CHARS = 64 * KIB
+"""A merged delta grows to this and no further: joining stays cheap and frames stay small."""
+
+
+class _Entry:
+    __slots__ = ("droppable", "frame", "method", "payload", "resync_of", "size")
+
+    def __init__(self, method: str, frame: bytes | None, size: int, *, droppable: bool) -> None:
+        self.method = method
+        self.frame = frame  # None: to be rendered from `payload`
+        self.size = size
+        self.droppable = droppable
+        self.payload: msgspec.Struct | None = None
+        self.resync_of: str | None = None
+
+
+class Outbox:
+    """The queue of one attachment. `head` and `advance` belong to whoever writes."""
+
+    def __init__(self, encode: Encode, *, soft_bytes: int, hard_bytes: int) -> None:
+        self._encode = encode
+        self._soft = soft_bytes
+        self._hard = hard_bytes
+        self._queue: deque[_Entry] = deque()
+        self._sent_of_head = 0
+        self._undroppable_bytes = 0
+        self._mergeable: dict[str, dict[str, _Entry]] = {}  # session id -> thing -> last delta
+        self._cursors: dict[str, Cursor] = {}
+        self._resyncs: set[str] = set()
+        self.unsent_bytes = 0
+        self.dropped_bytes = 0
+        self.slow = False
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def put(self, method: str, frame: bytes, payload: object = None) -> None:
+        """Queue what may not be dropped. `payload` tells which session it is about, if any."""
+        if isinstance(payload, SessionNotification):
+            self._cursors[payload.session_id] = Cursor(gen=payload.gen, seq=payload.seq)
+            self._mergeable.pop(payload.session_id, None)
+        else:
+            self._mergeable.clear()
+        if self._undroppable_bytes > self._hard:
+            self.slow = True
+            return
+        self._append(_Entry(method, frame, len(frame), droppable=False))
+
+    def put_droppable(self, method: str, payload: msgspec.Struct) -> None:
+        """Queue, merge or drop."""
+        if self.unsent_bytes > self._soft // 2 and self._merge(payload):
+            return
+        frame = self._encode(method, payload)
+        if self.unsent_bytes + len(frame) > self._soft:
+            self.dropped_bytes += len(frame)
+            self._ask_for_resync(payload)
+            return
+        entry = _Entry(method, frame, len(frame), droppable=True)
+        if isinstance(payload, SessionNotification):
+            entry.payload = payload
+            self._mergeable.setdefault(payload.session_id, {})[_thing(payload)] = entry
+        self._append(entry)
+
+    def head(self) -> memoryview | None:
+        """Give the bytes that are to be written next, None when there are none."""
+        if not self._queue:
+            return None
+        entry = self._queue[0]
+        if entry.payload is not None:
+            if entry.frame is None:
+                entry.frame = self._encode(entry.method, entry.payload)
+                self._resize(entry, len(entry.frame))
+            self._forget(entry.payload)
+            entry.payload = None
+        assert entry.frame is not None
+        return memoryview(entry.frame)[self._sent_of_head :]
+
+    def advance(self, sent_bytes: int) -> None:
+        """Note that so much of the head is gone."""
+        entry = self._queue[0]
+        self._sent_of_head += sent_bytes
+        if self._sent_of_head < entry.size:
+            return
+        self._sent_of_head = 0
+        self._queue.popleft()
+        self._resize(entry, 0)
+        if entry.resync_of is not None:
+            self._resyncs.discard(entry.resync_of)
+
+    def clear(self) -> None:
+        """Throw everything away: nobody will read it."""
+        self._queue.clear()
+        self._mergeable.clear()
+        self.unsent_bytes = self._undroppable_bytes = self._sent_of_head = 0
+
+    def _append(self, entry: _Entry) -> None:
+        size, entry.size = entry.size, 0
+        self._resize(entry, size)
+        self._queue.append(entry)
+
+    def _resize(self, entry: _Entry, size: int) -> None:
+        self.unsent_bytes += size - entry.size
+        if not entry.droppable:
+            self._undroppable_bytes += size - entry.size
+        entry.size = size
+
+    def _merge(self, payload: msgspec.Struct) -> bool:
+        if not isinstance(payload, SessionNotification):
+            return False
+        entry = self._mergeable.get(payload.session_id, {}).get(_thing(payload))
+        merged = merge(entry.payload, payload) if entry is not None else None
+        if entry is None or merged is None:
+            return False
+        grown = _text_bytes(payload) if not isinstance(payload, UsageUpdated) else 0
+        if self.unsent_bytes + grown > self._soft:
+            return False
+        entry.payload = merged
+        entry.frame = None
+        self._resize(entry, entry.size + grown)
+        return True
+
+    def _forget(self, payload: msgspec.Struct) -> None:
+        """Let nothing be merged into a delta that is being sent."""
+        assert isinstance(payload, SessionNotification)
+        of_session = self._mergeable.get(payload.session_id, {})
+        last = of_session.get(_thing(payload))
+        if last is not None and last.payload is payload:
+            del of_session[_thing(payload)]
+
+    def _ask_for_resync(self, payload: msgspec.Struct) -> None:
+        if not isinstance(payload, SessionNotification) or payload.session_id in self._resyncs:
+            return
+        session_id = payload.session_id
+        self._resyncs.add(session_id)
+        self._mergeable.pop(session_id, None)
+        cursor = self._cursors.get(session_id, Cursor(gen=payload.gen, seq=payload.seq))
+        notice = SessionResync(session_id=session_id, seq=cursor.seq, gen=cursor.gen, cursor=cursor)
+        frame = self._encode("session/resync", notice)
+        entry = _Entry("session/resync", frame, len(frame), droppable=False)
+        entry.resync_of = session_id
+        self._append(entry)
+
+
+def merge(old: object, new: object) -> msgspec.Struct | None:
+    """Give one notification that says what both say, or None when they cannot be joined."""
+    if isinstance(old, ItemDelta) and isinstance(new, ItemDelta):
+        fits = (old.item_id, old.channel, old.offset + len(old.text)) == (
+            new.item_id,
+            new.channel,
+            new.offset,
+        )
+        if fits and len(old.text) + len(new.text) <= MERGED_CHARS:
+            return msgspec.structs.replace(old, text=old.text + new.text)
+    if isinstance(old, UsageUpdated) and isinstance(new, UsageUpdated):
+        return new
+    if isinstance(old, ReplOutput) and isinstance(new, ReplOutput):
+        fits = old.channel == new.channel and old.data is None and new.data is None
+        if fits and len(old.text) + len(new.text) <= MERGED_CHARS:
+            return msgspec.structs.replace(old, text=old.text + new.text)
+    return None
+
+
+def _thing(payload: SessionNotification) -> str:
+    """Name what two notifications must have in common to be joined; order within it is kept."""
+    return payload.item_id if isinstance(payload, ItemDelta) else type(payload).__name__
+
+
+def _text_bytes(payload: msgspec.Struct) -> int:
+    text = payload.text if isinstance(payload, ItemDelta | ReplOutput) else ""
+    return len(text.encode("utf-8", "replace"))

@@ -1,0 +1,126 @@
+"""
+The file that a snapshot is: header, pickle stream, aligned raw buffers, table. Sans-IO.
+
+The runtime writes and reads it; the host reads enough of it to sign and to show it. What a host
+must sign is where code lives: header, stream and table (`Layout.signed_spans`); buffers carry a CRC
+each. The table holds the manifest too, so that a manifest file that is missing can be written
+again: a snapshot is committed by taking the old manifest away, replacing the payload, placing the
+new manifest.
+"""
+
+import msgspec
+
+from .errors import SnapshotFailed
+from .framing import UNDECODABLE, decode_error
+from .kernel import SkippedName
+
+MAGIC = b"rlm-snapshot-2\r\n"
+HEADER_BYTES = 32
+ALIGN_BYTES = 4096
+"""Buffers start on a page, so that a restore can map them instead of reading them."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the manifest file holds; `version` 1 is what readers of protocol 3 look for."""
+
+    version: int = 1
+    format: int = 2
+    saved_names: tuple[str, ...]
+    skipped: tuple[SkippedName, ...] = ()
+    pruned: tuple[str, ...] = ()
+    bytes: int
+    python_version: str
+    timestamp: str
+    sha256: str = ""
+
+
+class Buffer(msgspec.Struct, frozen=True):
+    """One raw buffer: where it starts, its size, its CRC-32."""
+
+    at: int
+    size_bytes: int
+    crc32: int
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stream holds: names in order, where each one's pickle ends, the buffers."""
+
+    names: tuple[str, ...]
+    ends: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    manifest: Manifest
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where the parts of one file lie."""
+
+    stream_bytes: int
+    table_at: int
+    file_bytes: int
+
+    @property
+    def stream(self) -> slice:
+        """The pickle stream."""
+        return slice(HEADER_BYTES, HEADER_BYTES + self.stream_bytes)
+
+    @property
+    def table(self) -> slice:
+        """The table, at the end of the file."""
+        return slice(self.table_at, self.file_bytes)
+
+    @property
+    def signed_spans(self) -> tuple[slice, slice]:
+        """What a signature and the manifest's sha256 cover, in this order."""
+        return slice(0, self.stream.stop), self.table
+
+
+def header(*, stream_bytes: int, table_at: int) -> bytes:
+    """Give the first bytes of a file."""
+    return MAGIC + stream_bytes.to_bytes(8, "little") + table_at.to_bytes(8, "little")
+
+
+def layout(head: bytes, file_bytes: int) -> Layout:
+    """
+    Read a header.
+
+    Raises:
+        SnapshotFailed: this is no snapshot of this format, or it was cut.
+    """
+    if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
+        raise SnapshotFailed("The file is no snapshot.")
+    stream_bytes = int.from_bytes(head[16:24], "little")
+    table_at = int.from_bytes(head[24:32], "little")
+    if not HEADER_BYTES + stream_bytes <= table_at < file_bytes:
+        raise SnapshotFailed("The snapshot was cut or damaged.", file_bytes=file_bytes)
+    return Layout(stream_bytes, table_at, file_bytes)
+
+
+def decode_table(data: bytes, where: Layout) -> Table:
+    """
+    Read a table and check it against the file's layout.
+
+    Raises:
+        SnapshotFailed: it is damaged.
+    """
+    try:
+        table = _decode(data)
+    except UNDECODABLE as why:
+        raise SnapshotFailed("The snapshot's table is damaged.", reason=decode_error(why)) from None
+    ends = (0, *table.ends)
+    if (
+        len(table.names) != len(table.ends)
+        or any(a > b for a, b in zip(ends, table.ends, strict=False))
+        or ends[-1] > where.stream_bytes
+        or any(
+            b.at < where.stream.stop or b.size_bytes < 0 or b.at + b.size_bytes > where.table_at
+            for b in table.buffers
+        )
+    ):
+        raise SnapshotFailed("The snapshot's table does not fit its file.")
+    return table
+
+
+_decode = msgspec.json.Decoder(Table).decode
+encode = msgspec.json.Encoder().encode
+"""Encode a table or a manifest."""
+decode_manifest = msgspec.json.Decoder(Manifest).decode

@@ -1,0 +1,217 @@
+"""
+What cells write through Python: collected, attributed, shipped in few events.
+
+An asyncio task keeps the id of the cell that spawned it for life (a context variable); what other
+threads write belongs to nobody, whether or not they run in a copied context. Order holds among
+Python writes of both streams, and among raw bytes of one fd, not between the two.
+"""
+
+import io
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from rlm_protocol.limits import OUTPUT_EVENT_BYTES
+
+from . import _frames
+from ._cells import exact
+from ._interrupt import Interrupter
+from ._wire import Wire
+
+cell_id: ContextVar[str | None] = ContextVar("rlm_cell", default=None)
+_MAIN = threading.main_thread().ident
+_SPAWNS = frozenset(
+    ("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
+)
+
+
+def author() -> str | None:
+    """Give the id of the request that the running code belongs to; None in other threads."""
+    return cell_id.get() if threading.get_ident() == _MAIN else None
+
+
+class Outbox:
+    """Text that was written and has not been shipped. Appending needs no lock: see `write`."""
+
+    def __init__(self, wire: Wire, wake: Callable[[], None]) -> None:
+        self._wire = wire
+        self._wake = wake
+        self._items: deque[tuple[str, str | None, str]] = deque()
+        self._chars = 0
+        self._lock = threading.Lock()
+        self._shipper = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def write(self, stream: str, text: str) -> None:
+        """Take text. Ships, and so waits for the host, when an event's worth has come together."""
+        self._items.append((stream, author(), text))  # one step: no other writer comes between
+        self._chars += len(text)
+        if self._chars >= OUTPUT_EVENT_BYTES:
+            self.ship()
+        else:
+            self._wake()
+
+    def ship(self) -> None:
+        """Write out everything that was taken."""
+        if self._shipper == threading.get_ident():
+            return  # a finaliser printed while this thread was shipping: it is shipped next time
+        with self._lock:
+            self._shipper = threading.get_ident()
+            try:
+                for frame in self._frames():
+                    self._wire.put(frame)
+            finally:
+                self._shipper = 0
+
+    def take(self) -> bytes:
+        """Give the frames of everything that was taken, for the caller to write."""
+        if not self._items:
+            return b""
+        if self._chars >= OUTPUT_EVENT_BYTES:
+            self.ship()
+            return b""
+        with self._lock:
+            return b"".join(self._frames())
+
+    def _frames(self) -> Iterator[bytes]:
+        items = self._items
+        self._chars = 0
+        stream = "stdout"
+        owner: str | None = None
+        parts: list[str] = []
+        for _ in range(len(items)):
+            next_stream, next_owner, text = items.popleft()
+            if parts and (next_stream != stream or next_owner != owner):
+                yield from _frames.output(stream, owner, "".join(parts))
+                parts = []
+            stream, owner = next_stream, next_owner
+            parts.append(text)
+        if parts:
+            text = "".join(parts)
+            del parts
+            yield from _frames.output(stream, owner, text)
+
+
+class Sink(io.TextIOBase):
+    """`sys.stdout` or `sys.stderr` of the cells. Cannot be closed, detached or blocked for ever."""
+
+    encoding = "utf-8"
+    errors = "replace"
+    line_buffering = True
+
+    def __init__(self, name: str, fd: int, outbox: Outbox, interrupter: Interrupter) -> None:
+        self.name = f"<{name}>"
+        self._stream = name
+        self._fd = fd
+        self._outbox = outbox
+        self._interrupter = interrupter
+        self.forked = False
+        self.buffer = _RawSink(self)
+
+    def write(self, text: str) -> int:
+        """Take text. An interrupt that comes meanwhile is raised on the way out, never inside."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() takes text, not {type(text).__name__}")
+        text = exact(text)
+        if text:
+            if self.forked:
+                _write_all(self._fd, text.encode("utf-8", "replace"))
+            else:
+                self._outbox.write(self._stream, text)
+            if self._interrupter.wanted is not None:
+                self._interrupter.checkpoint(sys._getframe(1))
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: text is shipped within 10 ms and before anything that could overtake it."""
+
+    def close(self) -> None:
+        """Do nothing: the next cell prints too."""
+
+    def detach(self) -> Any:
+        """Refuse, as a stream without a separate buffer does."""
+        raise io.UnsupportedOperation("detach")
+
+    def reconfigure(self, **_options: Any) -> None:
+        """Accept what `io.TextIOWrapper` accepts; the stream stays UTF-8."""
+
+    def writable(self) -> bool:
+        """Tell that this stream takes text."""
+        return True
+
+    def fileno(self) -> int:
+        """Give the captured fd: what is written to it appears as output too."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """Tell that nobody types here."""
+        return False
+
+    def ship(self) -> None:
+        """Ship before raw bytes go out, so that print-then-bytes keeps its order."""
+        if not self.forked:
+            self._outbox.ship()
+
+
+class _RawSink(io.RawIOBase):
+    """`sys.stdout.buffer`: bytes to the captured fd."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, data: Any) -> int:
+        self._sink.ship()
+        return _write_all(self._sink.fileno(), data)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._sink.fileno()
+
+    def close(self) -> None:
+        """Do nothing, like the text stream above."""
+
+
+def _write_all(fd: int, data: Any) -> int:
+    view = memoryview(data).cast("B")
+    size = len(view)
+    while view:
+        view = view[os.write(fd, view) :]
+    return size
+
+
+class Streams:
+    """The two sinks, and `sys.std*`, which cells may close, rebind or lose."""
+
+    def __init__(self, outbox: Outbox, interrupter: Interrupter) -> None:
+        self.outbox = outbox
+        self._interrupter = interrupter
+        self.stdout = Sink("stdout", 1, outbox, interrupter)
+        self.stderr = Sink("stderr", 2, outbox, interrupter)
+        self._nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+        self.install()
+        vars(sys).update(__stdin__=self._nothing, __stdout__=self.stdout, __stderr__=self.stderr)
+        sys.addaudithook(self._audit)
+
+    def install(self) -> None:
+        """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
+        if self._nothing.closed:
+            self._nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = self._nothing, self.stdout, self.stderr
+
+    def after_fork(self) -> None:
+        """Write straight to the fds: this process may not speak the protocol."""
+        self.stdout.forked = self.stderr.forked = True
+
+    def _audit(self, event: str, _args: object) -> None:
+        if event in _SPAWNS and not self.stdout.forked:
+            self.outbox.ship()  # what was printed before a child starts is shown before its output
+            if threading.get_ident() == _MAIN:
+                self._interrupter.before_spawn()

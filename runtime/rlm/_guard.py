@@ -1,0 +1,321 @@
+"""
+The guard: the parent half of a kernel, which outlives it and leaves nothing of it behind.
+
+It pumps fds 1 and 2 of the kernel (outside its GIL), watches the kernel's owner and the kernel by
+pidfd, kills the whole tree when either ends, tells the host the exit status, and ends as the kernel
+ended. It is a fork of the runtime taken before any slow import, so it costs no second interpreter.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from . import _linux
+from ._page import Page, high_fd
+
+READ_BYTES = 64 * 1024
+EOF_GRACE_S = 2.0
+"""After the host closed our stdin, the kernel may take this long to end by itself."""
+DRAIN_S = 1.0
+"""After the kernel ended, its last captured bytes may take this long to leave."""
+STREAMS = ("stdout", "stderr")
+
+
+class Channels(NamedTuple):
+    """What the kernel half gets: private fds and the page it shares with its guard."""
+
+    requests: int
+    events: int
+    captured: tuple[int, int]  # read ends of the pipes behind fds 1 and 2, for FIONREAD
+    pipes: tuple[int, int]  # write ends; `capture` puts them on fds 1 and 2
+    page: Page
+    guard_pid: int
+
+
+def split(*, control: int | None, owner: int) -> Channels:
+    """
+    Fork. The child returns as the kernel; the parent becomes its guard and never returns.
+
+    fds 0 and 1 are taken as the protocol's channels. In the kernel, fd 0 is the null device and fd
+    1 goes where fd 2 goes until `capture` is called, so that nothing can precede `ready`.
+
+    Args:
+        control: a SOCK_SEQPACKET fd of the host, or None; the guard owns it.
+        owner: pid of the process whose end ends the kernel; 0 when it cannot be seen from here.
+    """
+    requests, events = high_fd(0, close=False), high_fd(1, close=False)
+    pipes = [os.pipe() for _ in STREAMS]
+    reads = (high_fd(pipes[0][0]), high_fd(pipes[1][0]))
+    writes = (high_fd(pipes[0][1]), high_fd(pipes[1][1]))
+    page = Page()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    owner_fd = _linux.pidfd(owner)
+    if owner and os.getppid() != owner:
+        os._exit(125)  # the owner was gone before it could be watched
+    _linux.become_subreaper()
+    me = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # until the runtime's handler stands
+        os.setsid()
+        _linux.die_with_parent()
+        if os.getppid() != me:
+            os._exit(125)
+        _linux.offer_to_oom_killer()
+        _linux.drop_inspection()
+        for fd in (control, owner_fd):
+            if fd is not None:
+                os.close(fd)
+        os.dup2(2, 1)
+        return Channels(requests, events, reads, writes, page, me)
+    os.dup2(0, 1)
+    for fd in writes:
+        os.close(fd)
+    _Guard(pid, control, owner_fd, requests, _Pump(reads, events, page)).run()
+
+
+def capture(channels: Channels) -> None:
+    """Put the captured pipes on fds 1 and 2 of the kernel."""
+    for number, fd in enumerate(channels.pipes, start=1):
+        os.dup2(fd, number)
+
+
+class _Pump:
+    """Turn what arrives on the captured pipes into events. Runs in a thread of the guard."""
+
+    def __init__(self, reads: tuple[int, int], events: int, page: Page) -> None:
+        self._reads = dict(zip(reads, range(2), strict=True))
+        self._events = events
+        self._page = page
+        self._quote: Callable[[str], bytes] = _quote
+        self._deaf = False  # the host's end is gone: read on, so that no cell blocks
+
+    def run(self) -> None:
+        """Pump until the process ends."""
+        poller = select.poll()
+        for fd in self._reads:
+            poller.register(fd, select.POLLIN)
+        while True:
+            for fd, what in poller.poll():
+                if not what & select.POLLIN:
+                    poller.unregister(fd)
+                    continue
+                self.ship(fd)
+
+    def ship(self, fd: int) -> int:
+        """Move one read of `fd` into the event stream. Returns how many bytes were moved."""
+        stream = self._reads[fd]
+        self._page.acquire()
+        try:
+            data = os.read(fd, READ_BYTES)
+            text, used = _decode(self._page.partial(stream) + data)
+            self._page.set_partial(stream, used)
+            if text:
+                frame = b'{"event":"%b","id":%b,"text":%b}\n' % (
+                    STREAMS[stream].encode(),
+                    self._page.author(),
+                    self._quote(text),
+                )
+                self._write(frame)
+            if len(data) == READ_BYTES and self._quote is _quote:
+                self._quote = _fast_quote()
+            return len(data)
+        finally:
+            self._page.release()
+
+    def drain(self) -> None:
+        """Ship what is left after the kernel's end; a frame it may have torn is closed first."""
+        poller = select.poll()
+        for fd in self._reads:
+            poller.register(fd, select.POLLIN)
+        torn = True
+        while ready := [fd for fd, what in poller.poll(0) if what & select.POLLIN]:
+            if torn:
+                self._write(b"\n")
+                torn = False
+            for fd in ready:
+                self.ship(fd)
+
+    def _write(self, frame: bytes) -> None:
+        view = memoryview(frame)
+        while view and not self._deaf:
+            try:
+                view = view[os.write(self._events, view) :]
+            except OSError:
+                self._deaf = True
+
+
+def _decode(data: bytes) -> tuple[str, bytes]:
+    """Give the text of `data` and the bytes of a character that is not whole yet."""
+    import _codecs
+
+    text, used = _codecs.utf_8_decode(data, "replace", False)
+    return text, data[used:]
+
+
+def _quote(text: str) -> bytes:
+    """Quote as JSON without importing anything: a quiet kernel's guard stays small."""
+    import _json
+
+    return _json.encode_basestring_ascii(text).encode("ascii")
+
+
+def _fast_quote() -> Callable[[str], bytes]:
+    """Give the quick quoter; it is worth its import as soon as output comes in bulk."""
+    from ._frames import encode_text
+
+    return encode_text
+
+
+class _Guard:
+    """The watch. One poll loop; the only place of the tree that reaps and kills."""
+
+    def __init__(
+        self, kernel: int, control: int | None, owner_fd: int | None, requests: int, pump: _Pump
+    ) -> None:
+        self._kernel = kernel
+        self._control = control
+        self._owner_fd = owner_fd
+        self._requests = requests
+        self._pump = pump
+        self._code: int | None = None
+
+    def run(self) -> NoReturn:
+        """Watch until the kernel, its owner or an order ends the tree; then end as it ended."""
+        forced = True
+        try:
+            forced = self._watch()
+        finally:
+            _linux.kill_descendants(self._reap)
+            if not forced:
+                _within(DRAIN_S, self._pump.drain)
+            self._leave()
+
+    def _watch(self) -> bool:
+        """Return True when the end was forced, False when the kernel ended by itself."""
+        for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
+            _signal.signal(number, self._forward)
+        _signal.signal(_signal.SIGCHLD, lambda *_: self._reap())
+        kernel_fd = _linux.pidfd(self._kernel)
+        self._tell(b"pid %d" % self._kernel)
+        _start_thread(self._pump.run)
+        poller = select.poll()
+        for fd in (self._owner_fd, kernel_fd, self._control):
+            if fd is not None:
+                poller.register(fd, select.POLLIN)
+        poller.register(self._requests, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
+        blind = kernel_fd is None
+        deadline: float | None = None
+        owner = os.getppid()
+        while True:
+            events = dict(poller.poll(_wait_ms(deadline, blind=blind)))
+            self._reap()
+            if self._code is not None:
+                return False
+            if self._owner_fd in events or (blind and os.getppid() != owner):
+                return True
+            if self._control in events and self._order():
+                return True
+            if self._requests in events:
+                poller.unregister(self._requests)
+                deadline = time.monotonic() + EOF_GRACE_S
+            if deadline is not None and time.monotonic() >= deadline:
+                return True
+
+    def _order(self) -> bool:
+        """Carry out one order of the host. Returns True when the tree must end."""
+        assert self._control is not None
+        try:
+            order = os.read(self._control, 64)
+        except OSError:
+            order = b""
+        if order == b"int":
+            self._signal_kernel(_signal.SIGINT)
+        elif order == b"term":
+            self._signal_kernel(_signal.SIGTERM)
+        return order in (b"kill", b"")  # an empty read: the host's end is gone
+
+    def _forward(self, number: int, _frame: object) -> None:
+        if number != _signal.SIGHUP:
+            self._signal_kernel(number)
+
+    def _signal_kernel(self, number: int) -> None:
+        if self._code is None:  # not reaped: the pid is still the kernel's
+            os.kill(self._kernel, number)
+
+    def _reap(self) -> bool:
+        """Reap everything that ended. Returns True while there is any child."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._kernel:
+                self._code = os.waitstatus_to_exitcode(status)
+
+    def _tell(self, datagram: bytes) -> None:
+        if self._control is not None:
+            try:
+                os.write(self._control, datagram)
+            except OSError:
+                return  # the host is gone; the owner's pidfd or EOF says the same
+
+    def _leave(self) -> NoReturn:
+        code = self._code if self._code is not None else -_signal.SIGKILL
+        self._tell(b"exit %d" % code)
+        if code < 0:
+            _linux.end_by_signal(-code)
+        os._exit(code)
+
+
+def _start_thread(target: Callable[[], None]) -> None:
+    import _thread
+
+    _thread.start_new_thread(target, ())
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Run `work` in a thread and wait for it at most `seconds`: its writes may block for ever."""
+    import _thread
+
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    done.acquire(timeout=seconds)
+
+
+def _wait_ms(deadline: float | None, *, blind: bool) -> int | None:
+    waits = [] if deadline is None else [max(0.0, deadline - time.monotonic())]
+    if blind:
+        waits.append(0.25)  # no pidfd here: look instead of being told
+    return None if not waits else int(min(waits) * 1000) + 1
+
+
+def control_from_environment() -> int | None:
+    """Take the host's control fd out of the environment (`RLM_GUARD_FD`)."""
+    text = os.environ.pop("RLM_GUARD_FD", None)
+    if text is None:
+        return None
+    try:
+        fd = int(text)
+        os.fstat(fd)
+    except (ValueError, OSError):
+        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open file descriptor; it is ignored.\n")
+        return None
+    os.set_inheritable(fd, False)
+    return fd

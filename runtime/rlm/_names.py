@@ -1,0 +1,33 @@
+"""Which names of the namespace are the user's."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+RUNTIME_NAMES = frozenset(
+    ("rlm", "bash", "asyncio", "mcp", "In", "Out", "get_ipython", "exit", "quit", "open")
+)
+"""Bound by the host's bootstrap or by shells of other systems: never listed, saved or restored."""
+
+
+def is_users(name: object) -> bool:
+    """Tell whether the user made this name."""
+    return type(name) is str and not name.startswith("_") and name not in RUNTIME_NAMES
+
+
+def user_names(namespace: dict[str, Any]) -> list[str]:
+    """Give the user's names in the order in which they were bound."""
+    return [name for name in list(namespace) if is_users(name)]
+
+
+@contextmanager
+def own_imports() -> Iterator[None]:
+    """Import what is ours from where it is installed, never a user's file of that name."""
+    path = sys.path[:]
+    sys.path[:] = [entry for entry in path if entry not in ("", ".", os.getcwd())]
+    try:
+        yield
+    finally:
+        sys.path[:] = path

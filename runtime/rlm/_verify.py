@@ -1,0 +1,157 @@
+"""
+Would the stream come back? Tried in a forked child before anything is written.
+
+The child forgets cloudpickle's table of known classes and gets a fresh `__main__`: with the
+parent's it would find every class alive and be blind. Not tried while threads of the cells run: a
+fork then copies whatever lock they hold.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import cloudpickle.cloudpickle as internals  # type: ignore[import-untyped]
+import msgspec
+
+from . import _cells, _pickling, _unpickling
+from ._pickling import Caps, Saved
+
+LIMIT_S = 2.0
+_PASSES = 16
+_OWN_THREADS = "rlm-"
+
+
+class _Report(msgspec.Struct):
+    """What the child found: names that do not come back, or None while it is at `at`."""
+
+    at: int
+    failed: dict[str, str] | None = None
+
+
+def verified(saved: Saved, namespace: dict[str, Any], caps: Caps) -> tuple[Saved, bool]:
+    """
+    Leave out what would not come back.
+
+    Returns:
+        The saved names that do, and False when that could not be found out in time.
+    """
+    if not saved.stream.needs_check:
+        return saved, True
+    deadline = time.monotonic() + LIMIT_S
+    for _ in range(_PASSES):
+        if _foreign_threads():
+            return saved, False
+        failed = _cells.call(_try, saved, namespace, caps, deadline)
+        if failed is None:
+            return saved, False
+        if not failed:
+            return saved, True
+        excluded = {**saved.skipped, **failed}
+        again = _cells.call(_pickling.dump, namespace, excluded, caps)
+        saved = Saved(again.stream, again.skipped, [*saved.oversized, *again.oversized])
+    return saved, False
+
+
+def _foreign_threads() -> bool:
+    main = threading.main_thread()
+    return any(
+        thread is not main and not thread.name.startswith(_OWN_THREADS)
+        for thread in threading.enumerate()
+    )
+
+
+def _try(
+    saved: Saved, namespace: dict[str, Any], caps: Caps, deadline: float
+) -> dict[str, str] | None:
+    """Load in a child. Gives the names that fail; None when time is over."""
+    with _child(saved, namespace, caps) as reports:
+        at = 0
+        while (left := deadline - time.monotonic()) > 0:
+            if not select.select([reports], [], [], left)[0]:
+                return None
+            lines = _lines(reports)
+            if not lines:  # it ended without a verdict: the name it was at has ended it
+                name = saved.stream.names[at] if at < len(saved.stream.names) else ""
+                return {name: "loading it ends the process"} if name else None
+            for line in lines:
+                report = msgspec.json.decode(line, type=_Report)
+                at = report.at
+                if report.failed is not None:
+                    return report.failed
+        return None
+
+
+def _lines(fd: int) -> list[bytes]:
+    data = os.read(fd, 1 << 20)
+    while data and not data.endswith(b"\n"):
+        more = os.read(fd, 1 << 20)
+        if not more:
+            break
+        data += more
+    return data.splitlines()
+
+
+@contextmanager
+def _child(saved: Saved, namespace: dict[str, Any], caps: Caps) -> Iterator[int]:
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        _load_and_report(saved, namespace, caps, write_end)
+    os.close(write_end)
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        finally:
+            os.waitpid(pid, 0)
+
+
+def _load_and_report(saved: Saved, namespace: dict[str, Any], caps: Caps, fd: int) -> NoReturn:
+    """The child's part. Leaves by `os._exit` whatever the pickles do."""
+    try:
+        signal.alarm(int(LIMIT_S) + 1)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+
+        def tell(at: int, failed: dict[str, str] | None = None) -> None:
+            os.write(fd, msgspec.json.encode(_Report(at, failed)) + b"\n")
+
+        stream = saved.stream
+        _forget_classes()
+        _, failures = _unpickling.load(
+            stream.data, list(stream.buffers), stream.names, stream.ends, tell
+        )
+        failed = {}
+        for row in failures:  # what leans on a failed name fails with it; alone it may come back
+            tell(stream.names.index(row.name))
+            if not _loads_alone(row.name, namespace, caps):
+                failed[row.name] = row.reason
+        failed = failed or {row.name: row.reason for row in failures}
+        tell(len(stream.names), failed)
+    finally:
+        os._exit(0)
+
+
+def _loads_alone(name: str, namespace: dict[str, Any], caps: Caps) -> bool:
+    others = dict.fromkeys(namespace.keys() - {name}, "")
+    alone = _pickling.dump(namespace, others, caps).stream
+    _forget_classes()
+    _, failed = _unpickling.load(alone.data, list(alone.buffers), alone.names, alone.ends)
+    return not failed
+
+
+def _forget_classes() -> None:
+    internals._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
+    internals._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,0 +1,99 @@
+"""
+`python -P -m rlm.repl`: the entry. It forks its guard, says `ready`, loads the rest, serves.
+
+Also what cells may import from here: `emit`, `host_request`, `is_active`.
+"""
+
+import os
+import sys
+from typing import Any
+
+FEATURES = ("silent", "complete", "inspect", "detail", "length", "nonce")
+
+
+def emit(data: dict[str, Any]) -> None:
+    """
+    Show rich output: mime type -> payload, sent to the host as a `display` event.
+
+    Raises:
+        TypeError: not a non-empty dict with string keys.
+        ValueError: no JSON value, or larger than a frame.
+    """
+    from . import _display
+
+    _display.emit(data)
+
+
+async def host_request(type: str, payload: dict[str, Any] | None = None) -> Any:  # noqa: A002
+    """Ask the host; the same as `rlm.host_request`."""
+    from . import _bridge
+
+    return await _bridge.current().request(type, payload)
+
+
+def is_active() -> bool:
+    """Tell whether this process is a kernel."""
+    from . import _bridge
+
+    return _bridge.active()
+
+
+def main() -> None:
+    """Run a kernel on stdin and stdout. Does not return in the kernel nor in its guard."""
+    # Cells say `from rlm.repl import emit`; without this line they would load a second, deaf copy.
+    sys.modules["rlm.repl"] = sys.modules["__main__"]
+    vars(sys.modules["rlm"])["repl"] = sys.modules["__main__"]
+    from . import _guard
+
+    channels = _guard.split(control=_guard.control_from_environment(), owner=os.getppid())
+    start(channels)
+
+
+def start(channels: Any) -> None:
+    """Say `ready` on the channels, load what is slow, serve."""
+    from . import _guard
+
+    nonce = os.urandom(8).hex()
+    _guard.capture(channels)
+    os.write(channels.events, _ready(nonce))
+    _load_codec()
+    from ._boot import serve
+
+    serve(channels, nonce)
+
+
+def _ready(nonce: str) -> bytes:
+    """Give the first line, made by hand: it goes out before the codec is loaded."""
+    try:
+        from ._build import VERSION  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        VERSION = "dev"
+    features = ",".join(f'"{name}"' for name in FEATURES)
+    python = ".".join(map(str, sys.version_info[:3]))
+    return (
+        f'{{"event":"ready","protocol":{_protocol()},"python":"{python}","runtime":"{VERSION}",'
+        f'"nonce":"{nonce}","features":[{features}],"pid":{os.getpid()}}}\n'
+    ).encode()
+
+
+def _protocol() -> int:
+    asked = os.environ.get("RLM_REPL_PROTOCOL")
+    if "--protocol" in sys.argv[:-1]:
+        asked = sys.argv[sys.argv.index("--protocol") + 1]
+    return 1 if asked == "1" else 3
+
+
+def _load_codec() -> None:
+    """Load msgspec without typing_extensions, which is half of its import and adds nothing here."""
+    name = "typing_extensions"
+    if name in sys.modules or sys.version_info < (3, 11):
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del sys.modules[name]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""A host as one would write it on stock pygls: what the conformance kit is there to find."""
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+
+server = LanguageServer("stock", "1")
+
+
+@server.feature("host/status")
+def status(params: object) -> dict[str, object]:
+    return {"version": "1"}
+
+
+@server.feature("host/schema")
+def schema(params: object) -> dict[str, object]:
+    return {"openrpc": {"methods": []}}
+
+
+@server.feature(types.TEXT_DOCUMENT_HOVER)
+def hover(params: types.HoverParams) -> None:
+    return None
+
+
+if __name__ == "__main__":
+    server.start_io()

@@ -1,0 +1,458 @@
+"""The contract of a run store, sentence by sentence, over every store there is."""
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlm_host.loops.head import fold_all
+from rlm_protocol.errors import (
+    ConfigInvalid,
+    Conflict,
+    LeaseHeld,
+    LeaseLost,
+    RunNotFound,
+    StoreCorrupt,
+)
+from rlm_protocol.loop_records import Completed, Controlled, Head
+from support.loop_stores import STORES, generation, head_after, intent, submitted
+
+
+@pytest.fixture(params=STORES)
+def under_test(request: pytest.FixtureRequest, tmp_path: Path):
+    opened = STORES[request.param](tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def store(under_test):
+    return under_test.store
+
+
+def keys(store, run_id="run") -> list[str]:
+    rows = store.events(run_id)
+    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    return [row.key for row in rows]
+
+
+def claim(store, run_id="run", owner="worker"):
+    lease = store.claim(run_id, owner)
+    assert lease is not None
+    return lease
+
+
+def record(store, lease, n: int, head: Head = Head(), **finish) -> Head:  # noqa: B008
+    event = generation(n)
+    after = fold_all([event], head)
+    store.append(lease, [event], after, **finish)
+    return after
+
+
+# --- submit ---------------------------------------------------------------------------------------
+
+
+def test_a_submitted_run_is_there_for_every_process(under_test, store) -> None:
+    assert store.submit("run", submitted())
+    row = under_test.another().head("run")
+    assert (row.run_id, row.tenant, row.workspace, row.status) == (
+        "run", "tenant", "workspace", "running",
+    )  # fmt: skip
+    assert (row.head, row.seq, row.token, row.owner) == (Head(), 1, 0, None)
+    assert store.get("run", "submitted").event == submitted()
+
+
+def test_submitting_again_is_a_no_op_and_another_configuration_a_conflict(store) -> None:
+    store.submit("run", submitted())
+    assert not store.submit("run", submitted())
+    with pytest.raises(Conflict):
+        store.submit("run", submitted(max_generations=10))
+    assert keys(store) == ["submitted"]
+
+
+@pytest.mark.parametrize("call", ["head", "events", "get", "claim", "request"])
+def test_an_unknown_run_is_named(store, call) -> None:
+    more = {"get": ("submitted",), "claim": ("w",), "request": ("cancel", "why")}.get(call, ())
+    with pytest.raises(RunNotFound) as missing:
+        getattr(store, call)("nowhere", *more)
+    assert missing.value.data["run_id"] == "nowhere"
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+
+def test_a_run_has_one_owner_and_the_refusal_names_it(under_test, store) -> None:
+    store.submit("run", submitted())
+    claim(store, owner="first")
+    for other in (store, under_test.another()):
+        with pytest.raises(LeaseHeld) as held:
+            other.claim("run", "first")
+        assert held.value.data["owner"] == "first"
+
+
+def test_each_claim_has_a_larger_token_even_for_the_same_name(store) -> None:
+    store.submit("run", submitted())
+    tokens = []
+    for _ in range(3):
+        lease = claim(store)
+        tokens.append(lease.token)
+        store.release(lease)
+    assert tokens == [1, 2, 3]
+
+
+def test_an_expired_lease_is_taken_over_and_its_owner_writes_nothing_more(
+    under_test, store
+) -> None:
+    store.submit("run", submitted())
+    late = claim(store, owner="worker-1")
+    under_test.expire_leases()
+    other = under_test.another()
+    lease = claim(other, owner="worker-1")
+    for write in (
+        lambda: store.append(late, [generation(0)], head_after(generation(0))),
+        lambda: store.append(late, [Completed(status="failed", reason="x")], Head()),
+        lambda: store.renew(late),
+    ):
+        with pytest.raises(LeaseLost):
+            write()
+    store.release(late)
+    assert keys(store) == ["submitted"]
+    record(other, lease, 0)
+    assert keys(store) == ["submitted", "generation:0"]
+    assert store.head("run").token == lease.token
+
+
+def test_the_token_decides_and_not_the_clock(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    under_test.expire_leases()
+    record(store, lease, 0)
+    with pytest.raises(LeaseHeld):
+        under_test.another().claim("run", "other")  # the append has extended it
+
+
+def test_a_renewal_extends_the_lease_and_tells_what_operators_want(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    under_test.expire_leases()
+    assert store.renew(lease).cancel is None
+    other = under_test.another()
+    with pytest.raises(LeaseHeld):
+        other.claim("run", "other")
+    other.request("run", "cancel", "enough")
+    other.request("run", "pause", "lunch")
+    control = store.renew(lease)
+    assert (control.cancel, control.pause) == ("enough", "lunch")
+
+
+def test_a_released_run_is_free_and_its_old_lease_is_none(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    store.release(lease)
+    with pytest.raises(LeaseLost):
+        record(store, lease, 0)
+    assert claim(under_test.another()).token == 2
+
+
+def test_claims_without_a_record_are_counted(under_test, store) -> None:
+    store.submit("run", submitted())
+    for expected in (1, 2, 3):
+        lease = claim(store)
+        assert lease.row.claims == expected
+        under_test.expire_leases()
+    lease = claim(store)
+    record(store, lease, 0)
+    under_test.expire_leases()
+    lease = claim(store)
+    assert lease.row.claims == 2, "the claim that recorded, and this one"
+    store.release(lease)
+    assert claim(store).row.claims == 1, "a clean release is no crash"
+
+
+def test_of_many_claimants_one_wins(under_test, store) -> None:
+    store.submit("run", submitted())
+    stores = [under_test.another() for _ in range(4)]
+    outcomes: list[object] = []
+
+    def compete(mine) -> None:
+        try:
+            outcomes.append(mine.claim("run", "w").token)
+        except LeaseHeld:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=compete, args=(s,)) for s in (*stores, *stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes, key=str) == [1, *[None] * 7]
+
+
+# --- append ---------------------------------------------------------------------------------------
+
+
+def test_an_appended_event_is_read_back_with_the_head_after_it(under_test, store) -> None:
+    store.submit("run", submitted())
+    head = record(store, claim(store), 0)
+    other = under_test.another()
+    row = other.get("run", "generation:0")
+    assert (row.seq, row.token, row.event) == (2, 1, generation(0))
+    assert other.head("run").head == head
+    assert other.get("run", "generation:1") is None
+
+
+def test_the_same_event_again_is_already_there(store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    head = head_after(generation(0))
+    assert store.append(lease, [generation(0)], head).fresh
+    assert not store.append(lease, [generation(0)], head).fresh
+    assert keys(store) == ["submitted", "generation:0"]
+
+
+def test_the_last_event_again_is_already_there_too(store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    last = [generation(0), Completed(status="completed", reason="target")]
+    head = head_after(*last)
+    assert store.append(lease, last, head, status="completed", reason="target").fresh
+    assert not store.append(lease, last, head, status="completed", reason="target").fresh
+
+
+def test_the_same_key_with_another_body_is_a_conflict_and_writes_nothing(store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    record(store, lease, 0)
+    with pytest.raises(Conflict) as refused:
+        store.append(lease, [generation(0, reward=0.6), generation(1)], Head(generation=2))
+    assert refused.value.data["key"] == "generation:0"
+    assert keys(store) == ["submitted", "generation:0"]
+    assert store.head("run").head.generation == 1
+    record(store, lease, 1, store.head("run").head)  # the store still works
+
+
+def test_a_terminal_run_is_final(store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    record(store, lease, 0, status="completed", reason="target")
+    row = store.head("run")
+    assert (row.status, row.reason, row.owner) == ("completed", "target", None)
+    assert store.claim("run", "w") is None
+    with pytest.raises(LeaseLost):
+        store.append(lease, [generation(1)], Head())
+    for action in ("cancel", "pause", "resume"):
+        assert store.request("run", action, "late").status == "completed"
+    assert keys(store) == ["submitted", "generation:0"]
+
+
+def test_events_come_in_pages(store) -> None:
+    store.submit("run", submitted())
+    lease, head = claim(store), Head()
+    for n in range(5):
+        head = record(store, lease, n, head)
+    first = store.events("run", limit=4)
+    rest = store.events("run", after=first[-1].seq, limit=4)
+    assert [row.key for row in (*first, *rest)] == keys(store)
+    assert (len(first), len(rest)) == (4, 2)
+
+
+def test_calls_made_together_do_not_touch_each_other(store) -> None:
+    for name in ("a", "b"):
+        store.submit(name, submitted(name))
+    a, b = claim(store, "a"), claim(store, "b")
+    head = head_after(generation(0))
+    stale = type(a)(run_id="a", token=7, ttl_ms=a.ttl_ms, row=a.row)
+    results = store.together(
+        [
+            lambda: store.append(a, [generation(0)], head),
+            lambda: store.append(stale, [generation(0)], head),
+            lambda: store.append(b, [generation(0)], head),
+            lambda: store.head("nowhere"),
+        ]
+    )
+    assert results[0].fresh
+    assert results[2].fresh
+    assert isinstance(results[1], LeaseLost)
+    assert isinstance(results[3], RunNotFound)
+    assert [keys(store, name) for name in "ab"] == [["submitted", "generation:0"]] * 2
+
+
+def test_many_threads_write_their_runs_at_once(store) -> None:
+    runs = [f"run-{n}" for n in range(8)]
+    for run in runs:
+        store.submit(run, submitted(run))
+
+    def work(run: str) -> None:
+        lease, head = claim(store, run), Head()
+        for n in range(20):
+            head = record(store, lease, n, head)
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for run in runs:
+        assert keys(store, run) == ["submitted", *(f"generation:{n}" for n in range(20))]
+        assert store.head(run).head.generation == 20
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_a_cancel_of_a_run_that_nobody_owns_ends_it(store) -> None:
+    store.submit("run", submitted())
+    row = store.request("run", "cancel", "first")
+    assert (row.status, row.reason) == ("cancelled", "first")
+    assert keys(store) == ["submitted", "control:1:cancel", "completed"]
+    assert store.get("run", "completed").event == Completed(status="cancelled", reason="first")
+    assert store.claim("run", "w") is None
+
+
+def test_a_cancel_waits_for_a_living_owner_and_keeps_the_first_reason(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    other = under_test.another()
+    assert other.request("run", "cancel", "first").status == "running"
+    other.request("run", "cancel", "second")
+    appended = store.append(lease, [generation(0)], head_after(generation(0)))
+    assert appended.control.cancel == "first"
+
+
+def test_a_cancel_fences_an_owner_that_was_thought_dead(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    under_test.expire_leases()
+    assert under_test.another().request("run", "cancel", "gone").status == "cancelled"
+    with pytest.raises(LeaseLost):
+        record(store, lease, 0)
+
+
+def test_a_cancel_leaves_a_half_applied_generation_to_the_next_owner(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    store.append(lease, [intent(0)], Head())
+    under_test.expire_leases()
+    row = store.request("run", "cancel", "stop it")
+    assert (row.status, row.control.cancel) == ("running", "stop it")
+    assert claim(store).row.control.cancel == "stop it"
+
+
+def test_a_run_is_paused_and_resumed(under_test, store) -> None:
+    store.submit("run", submitted())
+    assert store.request("run", "pause", "lunch").status == "paused"
+    assert store.claim("run", "w") is None
+    assert store.request("run", "pause", "again").reason == "lunch"
+    assert store.request("run", "resume", "back").status == "running"
+    assert keys(store) == ["submitted", "control:1:pause", "control:2:resume"]
+    assert store.get("run", "control:1:pause").event == Controlled(action="pause", reason="lunch")
+    lease = claim(store)
+    under_test.another().request("run", "pause", "dinner")
+    assert store.renew(lease).pause == "dinner"
+    store.request("run", "resume", "not hungry")
+    assert store.renew(lease).pause is None
+
+
+def test_a_paused_run_can_be_cancelled(store) -> None:
+    store.submit("run", submitted())
+    store.request("run", "pause", "lunch")
+    assert store.request("run", "cancel", "over").status == "cancelled"
+
+
+# --- fork, list, prune ----------------------------------------------------------------------------
+
+
+def test_a_fork_begins_with_its_parents_generations_and_leaves_the_parent_alone(store) -> None:
+    store.submit("run", submitted())
+    lease, head, heads = claim(store), Head(), []
+    for n in range(4):
+        head = record(store, lease, n, head)
+        heads.append(head)
+    before = store.head("run")
+    child = submitted("child", max_generations=20)
+    assert store.fork("run", 1, "child", child)
+    assert not store.fork("run", 1, "child", child)
+    assert keys(store, "child") == ["submitted", "generation:0", "generation:1"]
+    assert store.head("child").head == heads[1]
+    assert store.head("run") == before
+    record(store, claim(store, "child"), 2, heads[1])
+    record(store, lease, 4, head)
+
+
+@pytest.mark.parametrize("at", [-1, 1, 99])
+def test_a_fork_needs_a_completed_generation(store, at) -> None:
+    store.submit("run", submitted())
+    record(store, claim(store), 0)
+    with pytest.raises(ConfigInvalid):
+        store.fork("run", at, "child", submitted("child"))
+    with pytest.raises(RunNotFound):
+        store.head("child")
+
+
+def test_runs_are_listed_newest_first_in_pages_and_narrowed(store) -> None:
+    for n in range(5):
+        store.submit(f"run-{n}", submitted(f"run-{n}"))
+    store.request("run-2", "cancel", "x")
+    seen, cursor = [], None
+    for _ in itertools.count():
+        page = store.list(cursor=cursor, limit=2)
+        seen += [row.run_id for row in page.runs]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert seen == ["run-4", "run-3", "run-2", "run-1", "run-0"]
+    assert [r.run_id for r in store.list(status="cancelled").runs] == ["run-2"]
+    assert len(store.list(tenant="tenant", workspace="workspace").runs) == 5
+    assert store.list(tenant="somebody else").runs == ()
+
+
+def test_only_old_terminal_runs_are_pruned(store) -> None:
+    for name in ("a", "b", "c"):
+        store.submit(name, submitted(name))
+    for name in ("a", "b"):
+        store.request(name, "cancel", "x")
+    last = max(store.head(name).updated_at_ms for name in ("a", "b"))
+    assert store.prune(before_ms=0) == 0
+    assert store.prune(before_ms=last + 1, limit=1) == 1
+    assert store.prune(before_ms=last + 1) == 1
+    assert [row.run_id for row in store.list().runs] == ["c"]
+    store.submit("a", submitted("a"))
+    assert keys(store, "a") == ["submitted"]
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def test_an_altered_event_is_named_and_other_runs_stay_usable(under_test, store) -> None:
+    for name in ("good", "bad"):
+        store.submit(name, submitted(name))
+        record(store, claim(store, name), 0)
+    under_test.alter("events", "bad", "body")
+    with pytest.raises(StoreCorrupt) as damaged:
+        store.events("bad")
+    assert damaged.value.data["run_id"] == "bad"
+    assert "generation:0" in damaged.value.data["record"]
+    assert keys(store, "good") == ["submitted", "generation:0"]
+
+
+@pytest.mark.parametrize("column", ["head", "config"])
+def test_an_altered_row_is_named_and_the_list_goes_on(under_test, store, column) -> None:
+    for name in ("good", "bad"):
+        store.submit(name, submitted(name))
+    under_test.alter("runs", "bad", column)
+    with pytest.raises(StoreCorrupt) as damaged:
+        store.head("bad")
+    assert damaged.value.data == {
+        "run_id": "bad", "record": column, "detail": "its checksum is wrong",
+    }  # fmt: skip
+    page = store.list()
+    assert [row.run_id for row in page.runs] == ["good"]
+    assert page.damaged == ("bad",)
+
+
+def test_health_counts_what_is_there(store) -> None:
+    store.submit("run", submitted())
+    health = store.health(deep=True)
+    assert (health.runs, health.problems) == (1, ())
+    assert health.size_bytes > 0
