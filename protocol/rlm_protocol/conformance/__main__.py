@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import host, report, runner
+from . import report, runner
 from .child import no_orphans
+from .host import PROMISES as HOST_PROMISES
+from .host.kit import HostKit
 from .language import PYTHON, Language
 from .promise import Outcome, Promise
 from .runtime import PROMISES as RUNTIME_PROMISES
 from .runtime.kit import RuntimeKit
 
-CATALOGS: dict[str, tuple[Promise[Any], ...]] = {"runtime": RUNTIME_PROMISES}
+CATALOGS: dict[str, tuple[Promise[Any], ...]] = {
+    "runtime": RUNTIME_PROMISES,
+    "host": HOST_PROMISES,
+}
+KITS: dict[str, type[RuntimeKit] | type[HostKit]] = {"runtime": RuntimeKit, "host": HostKit}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,8 +45,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Run the kit and print its report; give the exit code."""
-    if argv[:1] == ["host"]:
-        return host.main(argv[1:])
     cut = argv.index("--") if "--" in argv else len(argv)
     usage = parser()
     options = usage.parse_args(argv[:cut])
@@ -76,7 +80,9 @@ def _run(
         sys.stdout.flush()
 
     with tempfile.TemporaryDirectory(prefix="rlm-conformance-") as folder, no_orphans() as adopts:
-        kit = RuntimeKit(command, language, Path(folder), timeout_s=options.timeout, adopts=adopts)
+        kit = KITS[options.kind](
+            command, language, Path(folder), timeout_s=options.timeout, adopts=adopts
+        )
         with kit:
             outcomes = runner.run(kit, promises, budget_s=options.budget, tell=tell)
     told = {outcome.id for outcome in outcomes if outcome.verdict == "failed"}
