@@ -75,7 +75,6 @@ def run_host(
     code = anyio.run(_run, launch, app, serve, socket)
     # What is acknowledged is on disk. Worker threads that still read or sync must not hold us up.
     at_exit()
-    sys.stdout.flush()
     os._exit(code)
 
 
