@@ -195,16 +195,16 @@ class Streams:
         self._interrupter = interrupter
         self.stdout = Sink("stdout", 1, outbox, interrupter)
         self.stderr = Sink("stderr", 2, outbox, interrupter)
-        nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
-        vars(sys).update(
-            stdin=nothing, __stdin__=nothing, __stdout__=self.stdout, __stderr__=self.stderr
-        )
+        self._nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self.install()
+        vars(sys).update(__stdin__=self._nothing, __stdout__=self.stdout, __stderr__=self.stderr)
         sys.addaudithook(self._audit)
 
     def install(self) -> None:
-        """Bind `sys.stdout` and `sys.stderr` (again)."""
-        sys.stdout, sys.stderr = self.stdout, self.stderr
+        """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
+        if self._nothing.closed:
+            self._nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = self._nothing, self.stdout, self.stderr
 
     def after_fork(self) -> None:
         """Write straight to the fds: this process may not speak the protocol."""

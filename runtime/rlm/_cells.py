@@ -116,9 +116,12 @@ class Failure:
 @boundary
 def run_sync(head: Code | None, tail: Code | None, namespace: dict[str, Any]) -> Any:
     """Run a cell that does not await; gives the tail's value. Raises what the cell raises."""
-    if head is not None:
-        eval(head, namespace)
-    return None if tail is None else eval(tail, namespace)
+    try:
+        if head is not None:
+            eval(head, namespace)
+        return None if tail is None else eval(tail, namespace)
+    finally:
+        mend(namespace)
 
 
 @boundary
@@ -126,13 +129,16 @@ async def run_async(head: Code | None, tail: Code | None, namespace: dict[str, A
     """Run a cell that awaits. What it raises comes back as `Failure`: the loop never sees it."""
     value = None
     try:
-        for code in (head, tail):
-            if code is None:
-                continue
-            value = eval(code, namespace)
-            if is_coroutine(code):
-                value = await value
-        return value if tail is not None else None
+        try:
+            for code in (head, tail):
+                if code is None:
+                    continue
+                value = eval(code, namespace)
+                if is_coroutine(code):
+                    value = await value
+            return value if tail is not None else None
+        finally:
+            mend(namespace)
     except BaseException as error:
         return Failure(error)
 
@@ -194,17 +200,23 @@ def new_main() -> types.ModuleType:
 
 
 _BUILTINS = dict(vars(builtins))
+_RECURSION_MIN = 400
+_get_recursion_limit = sys.getrecursionlimit
 
 
-def mend_builtins(namespace: dict[str, Any]) -> None:
-    """Put back builtins that a cell has deleted: the runtime needs them too."""
-    present = vars(builtins)
+def mend(namespace: dict[str, Any]) -> None:
+    """Put back what a cell has taken and the runtime needs too: builtins (it uses none), depth."""
+    present = builtins.__dict__
     if present.keys() < _BUILTINS.keys():
         for name, value in _BUILTINS.items():
             present.setdefault(name, value)
     namespace["__builtins__"] = builtins
+    if _get_recursion_limit() < _RECURSION_MIN:
+        sys.setrecursionlimit(_RECURSION_MIN)
 
 
+_TRACEBACK = "Traceback (most recent call last):\n"
+_traceback_of = BaseException.__dict__["__traceback__"].__get__
 Described = tuple[str, str, list[str]]
 
 
@@ -215,20 +227,18 @@ def describe(error: BaseException) -> Described:
     The traceback starts at the cell's first frame; it is plain text.
     """
     name = type.__dict__["__name__"].__get__(type(error))
+    at = _trimmed(error)
     try:
         text = exact(call(str, error))
-    except BaseException as why:
+        return name, text, call(traceback.format_exception, type(error), error, at)
+    except BaseException as why:  # its class fails or hangs: nothing of it is called again
         text = f"<the text of this {name} could not be made: {type(why).__name__}>"
-    try:
-        at = _trimmed(error.__traceback__)
-        lines = call(traceback.format_exception, type(error), error, at)
-    except BaseException as why:
-        lines = [f"{name}: {text}\n", f"<no traceback: {type(why).__name__}>\n"]
-    return name, text, lines
+    return name, text, [_TRACEBACK, *traceback.format_tb(at), f"{name}: {text}\n"]
 
 
-def _trimmed(at: types.TracebackType | None) -> types.TracebackType | None:
+def _trimmed(error: BaseException) -> types.TracebackType | None:
     """Give the traceback from the cell's first frame on, without frames of this package."""
+    at = _traceback_of(error)
     while at is not None and not at.tb_frame.f_code.co_filename.startswith("<cell-"):
         at = at.tb_next
     kept = []

@@ -50,13 +50,16 @@ def closerange(fd_low: int, fd_high: int, /) -> None:
 
 
 def mend(pipes: tuple[int, int]) -> None:
-    """Put the captured pipes back on fds 1 and 2 where a cell closed them and nothing is there."""
+    """Fill fds 0, 1 and 2 (the captured pipes) where a cell closed them and nothing is there."""
     global _maybe_lost
     if not _maybe_lost:
         return
     _maybe_lost = False
-    for number, fd in enumerate(pipes, start=1):
+    null = os.open(os.devnull, os.O_RDWR)
+    for number, fd in enumerate((null, *pipes)):
         try:
             os.fstat(number)
         except OSError:
             os.dup2(fd, number)
+    if null > 2:
+        os.close(null)

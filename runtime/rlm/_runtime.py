@@ -239,7 +239,6 @@ class Runtime:
         parked = self.interrupter.begin(id_)
         self.interrupter.install()
         self.streams.install()
-        _cells.mend_builtins(self.namespace)
         _protect.mend(self.channels.pipes)
         self.wire.begin(_quoted(id_))
         self.context.run(_capture.cell_id.set, id_)

@@ -120,8 +120,8 @@ class Inbox:
         self._receiver = LineReceiver(max_frame_bytes=KERNEL_REQUEST_BYTES)
         self._lock = threading.Lock()
         self._again = False
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
+        self._poll = _poller(fd)  # used under the lock
+        self._peek = _poller(fd)  # used by the watch only: a poll object serves one thread
         self.reads = 0
         self.ended = False
 
@@ -150,8 +150,8 @@ class Inbox:
             self._lock.release()
 
     def waiting(self) -> bool:
-        """Tell whether bytes lie unread."""
-        return not self.ended and bool(self._poll.poll(0))
+        """Tell whether bytes lie unread. For one thread only."""
+        return not self.ended and bool(self._peek.poll(0))
 
     def _read(self, limit: int) -> None:
         while limit and not self.ended and self._poll.poll(0):
@@ -166,3 +166,9 @@ class Inbox:
                 self.ended = True
             if len(data) < READ_BYTES:
                 return
+
+
+def _poller(fd: int) -> select.poll:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return poller

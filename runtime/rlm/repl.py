@@ -42,6 +42,7 @@ def main() -> None:
     """Run a kernel on stdin and stdout. Does not return in the kernel nor in its guard."""
     # Cells say `from rlm.repl import emit`; without this line they would load a second, deaf copy.
     sys.modules["rlm.repl"] = sys.modules["__main__"]
+    vars(sys.modules["rlm"])["repl"] = sys.modules["__main__"]
     from . import _guard
 
     channels = _guard.split(control=_guard.control_from_environment(), owner=os.getppid())

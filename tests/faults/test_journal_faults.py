@@ -47,12 +47,9 @@ async def appended(journal: Journal, text: str) -> bool:
         await asyncio.wait([flusher])
     if not future.done():
         flusher.result()  # raises Crash
-    try:
-        await future
-    except (StoreFull, StoreUnavailable) as why:
-        assert NAME in str(why)
-        return False
-    return True
+    why = future.exception()
+    assert why is None or (isinstance(why, StoreFull | StoreUnavailable) and NAME in str(why))
+    return why is None
 
 
 async def work(folder: Path, files: Files) -> tuple[list[str], bool]:

@@ -18,17 +18,18 @@ from rlm_host.loops.audit import DecisionLog, audit
 from rlm_host.loops.head import fold_all
 from rlm_host.loops.inputs import LoopConfig, LoopObservation, Verdict
 from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.rows import checksum
 from rlm_host.loops.stores.sqlite import SqliteRunStore
-from rlm_host.loops.stores.sqlite_rows import checksum
 from rlm_protocol.errors import (
     ConfigInvalid,
     Conflict,
     LeaseHeld,
     LeaseLost,
     RunNotFound,
+    StoreCorrupt,
     StoreUnavailable,
 )
-from rlm_protocol.loop_records import Accepted, StepFailed
+from rlm_protocol.loop_records import Accepted, StepFailed, encode
 
 NAN = math.nan
 
@@ -233,6 +234,14 @@ def test_deferred_candidates_are_shown_to_the_next_step(store) -> None:
     assert shown == [[], ["a0"], ["a0", "a1"], []]
 
 
+def test_only_deferrals_in_a_row_are_counted(store) -> None:
+    verdicts = iter(["defer", "allow", "defer", "defer"])
+    loops = kernel_of(store, gates=[lambda c, o: Verdict(next(verdicts))], max_defers=1)
+    report = run(loops, rewards(0.5, 0.6, 0.7, 0.8))
+    assert actions(report) == ["defer", "accept", "defer", "reject"]
+    assert report.generations[-1].reason == "defer_exhausted"
+
+
 def test_charges_count_even_when_the_attempt_fails(store) -> None:
     def step(context) -> LoopObservation:
         context.charge(2.0)
@@ -424,6 +433,17 @@ def test_the_head_is_the_fold_of_the_events(store) -> None:
     assert fold_all(row.event for row in store.events(report.run_id)) == head
     restored = controller.RSIController(loops.config)
     assert restored.restore(row.event for row in store.events(report.run_id)) == head
+
+
+def test_a_head_that_does_not_follow_from_the_events_is_damage(store) -> None:
+    loops = kernel_of(store)
+    report = run(loops, rewards(0.1, 0.2, 0.3, 0.4))
+    wrong = encode(msgspec.structs.replace(store.head(report.run_id).head, cost=99.0))
+    db = apsw.Connection(str(store.path))
+    db.execute("UPDATE runs SET head=?, head_sum=?", (wrong, checksum("head", wrong)))
+    db.close()
+    with pytest.raises(StoreCorrupt):
+        loops.report(report.run_id)
 
 
 def test_budgets_survive_a_new_worker(store) -> None:
@@ -711,6 +731,7 @@ async def test_errors_of_a_task_are_those_of_a_call(store) -> None:
     report = await loops.arun(loops.submit(), "w", broken)
     assert report.status == "running"
     assert [f.error for f in events(store, report.run_id, StepFailed)] == ["OSError"]
+    assert store.head(report.run_id).owner is None, "it can be called again"
 
 
 @pytest.mark.anyio

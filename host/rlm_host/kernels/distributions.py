@@ -1,11 +1,12 @@
 """Installed distributions: which are there, and copies of them by their RECORD. No network."""
 
+import csv
 import importlib.metadata
 import re
 import shutil
 import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -41,9 +42,11 @@ def copy(name: str, target: Path, *, site: Path | None = None) -> bool:
         can be promised of such a copy.
     """
     dist = next((d for d in _all(site) if normalised(d.metadata["Name"] or "") == name), None)
-    if dist is None or dist.files is None:
+    # Read by ourselves: `dist.files` leaves out what is missing, from Python 3.12 on.
+    record = dist.read_text("RECORD") if dist is not None else None
+    if dist is None or record is None:
         return False
-    for file in dist.files:
+    for file in (PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row):
         source = Path(str(dist.locate_file(file)))
         inside = not file.is_absolute() and ".." not in file.parts
         if not inside or "__pycache__" in file.parts:

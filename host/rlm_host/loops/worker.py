@@ -192,7 +192,6 @@ class Worker:
                     raise TypeError(f"the gate gave {type(said).__name__}, not a Verdict")
                 verdicts.append(GateVerdict(gate=name, verdict=said.kind, note=said.note))
             except Exception as why:
-                self._make_sure_it_is_not_lost(why)
                 note = f"{type(why).__name__}: {why}"[:ERROR_CHARS]
                 verdicts.append(GateVerdict(gate=name, verdict="error", note=note))
         return tuple(verdicts)
@@ -258,8 +257,7 @@ class Worker:
         started_s: float,
         span: GenerationSpan,
     ) -> Logic[None]:
-        """Record a failed attempt and what it cost; nothing when the lease was lost."""
-        self._make_sure_it_is_not_lost(why)
+        """Record a failed attempt and what it cost. The store refuses it if the lease is lost."""
         span.failed(phase, why)
         failed = StepFailed(
             generation=context.generation,
@@ -305,11 +303,6 @@ class Worker:
             yield StoreCall(lambda row=row: log.record(run_id, row.event))  # type: ignore[misc]
 
     # --- the lease ----------------------------------------------------------------------------
-
-    def _make_sure_it_is_not_lost(self, why: Exception) -> None:
-        """Keep a failure that only says that the lease is lost from being recorded as one."""
-        if self._hold.lost:
-            raise LeaseLost(run_id=self._lease.run_id, token=self._lease.token) from why
 
     def _make_sure_it_is_ours(self) -> Logic[None]:
         """Look, without a write, whether another worker has the run."""

@@ -133,9 +133,7 @@ class Answering:
         session.emit(
             "item/delta",
             ItemDelta(
-                session_id=session.id,
-                seq=streamed.seq,
-                gen=session.state.gen,
+                **session.where(streamed.seq),
                 item_id=streamed.item_id,
                 channel="text",
                 offset=offset,
@@ -152,9 +150,7 @@ class Answering:
         session.subscriptions.open_item(
             streamed.item_id, streamed.seq, lambda: self._item(streamed, "inProgress")
         )
-        started = ItemStarted(
-            session_id=session.id, seq=streamed.seq, gen=session.state.gen, item=item
-        )
+        started = ItemStarted(**session.where(streamed.seq), item=item)
         session.emit("item/started", started)
         return streamed
 

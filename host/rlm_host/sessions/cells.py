@@ -152,9 +152,7 @@ class Cells:
             session.emit(
                 "item/delta",
                 ItemDelta(
-                    session_id=session.id,
-                    seq=seq,
-                    gen=session.state.gen,
+                    **session.where(seq),
                     item_id=item_id,
                     channel=channel,
                     offset=offset,
@@ -195,18 +193,17 @@ class Cells:
 
     def on_background(self, event: OutputEvent) -> None:
         """Tell clients of output that belongs to no running cell."""
-        session = self._session
-        where = {"session_id": session.id, "seq": session.last_seq, "gen": session.state.gen}
+        where = self._session.where()
         match event:
             case wire.Stdout(text=text):
-                payload = msgspec.convert({**where, "channel": "stdout", "text": text}, ReplOutput)
+                payload = ReplOutput(**where, channel="stdout", text=text)
             case wire.Stderr(text=text):
-                payload = msgspec.convert({**where, "channel": "stderr", "text": text}, ReplOutput)
+                payload = ReplOutput(**where, channel="stderr", text=text)
             case wire.Display(data=data):
-                payload = msgspec.convert({**where, "channel": "display", "data": data}, ReplOutput)
+                payload = ReplOutput(**where, channel="display", data=data)
             case _:
                 return
-        session.emit("repl/output", payload)
+        self._session.emit("repl/output", payload)
 
     def on_status(self, status: Status) -> None:
         """Tell clients what the kernel is doing."""
@@ -214,9 +211,7 @@ class Cells:
         session.emit(
             "repl/status",
             ReplStatusChanged(
-                session_id=session.id,
-                seq=session.last_seq,
-                gen=session.state.gen,
+                **session.where(),
                 status=STATUS[status],
                 incarnation=session.state.kernel,
             ),

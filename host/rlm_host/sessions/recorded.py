@@ -6,7 +6,7 @@ The base of `SessionActor`. Here is the one place where a durable record becomes
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +88,7 @@ class Recorded:
         self.transcript = Transcript()
         self._shared, self._directory, self._name = shared, directory, journal_name
         self._marks, self._checkpointed = recovered.marks, recovered.from_seq
+        self._checkpointing: asyncio.Future[None] | None = None
         self._arrived: list[r.Entry] | None = None  # entries while the transcript is being read
         self._transcript_read = False
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -155,16 +156,28 @@ class Recorded:
         if self._usage_timer is None:
             loop = asyncio.get_running_loop()
             self._usage_timer = loop.call_later(USAGE_EVERY_S, self._emit_usage, self.state.subtree)
-        if self.state.seq - self._checkpointed >= CHECKPOINT_EVERY:
-            self._checkpoint()
+        self._checkpoint(unless_fewer=CHECKPOINT_EVERY)
 
     def _notification(self, entry: r.Entry) -> Notification | None:
         return notification_of(entry, self.view())
 
-    def _checkpoint(self) -> "asyncio.Future[None]":
+    def _checkpoint(self, *, unless_fewer: int = 1) -> None:
+        """Write the fold to disk beside the loop, when that many records came since the last."""
+        if self.state.seq - self._checkpointed < unless_fewer:
+            return
+        if self._checkpointing is not None and not self._checkpointing.done():
+            return  # a later one will hold what this one would have
         body = encode_checkpoint(self.state, self.folds, self._journal.place, self._marks)
         self._checkpointed = self.state.seq
-        return self.adopt(self.in_thread(self._directory.write, checkpoint_name(self._name), body))
+        name = checkpoint_name(self._name)
+        self._checkpointing = self.launch(self.in_thread(self._directory.write, name, body))
+
+    async def _last_checkpoint(self) -> None:
+        """Have the checkpoint hold everything."""
+        for _ in range(2):
+            if self._checkpointing is not None:
+                await asyncio.wait([self._checkpointing])
+            self._checkpoint()
 
     async def load_transcript(self) -> None:
         """Have `transcript` hold the whole context. Reads the journal once, in a thread."""
@@ -214,6 +227,14 @@ class Recorded:
         """Send nothing more to `listener`."""
         self.subscriptions.remove(listener)
 
+    def where(self, seq: int | None = None) -> dict[str, Any]:
+        """Give the fields that every notification has; `seq` is by default the last record's."""
+        return {
+            "session_id": self.id,
+            "seq": self.last_seq if seq is None else seq,
+            "gen": self.state.gen,
+        }
+
     def emit(self, method: str, payload: msgspec.Struct, *, after_seq: int | None = None) -> None:
         """Send a notification that is no record (deltas, status) to all listeners, in order."""
         self.subscriptions.emit(self.last_seq if after_seq is None else after_seq, method, payload)
@@ -222,18 +243,14 @@ class Recorded:
         """Tell clients of an error that cannot be recorded."""
         turn_id = self.state.turn.turn_id if self.state.turn else None
         item = error_item(self.new_id("error"), turn_id, why, self.clock.now_ms())
-        payload = ItemCompleted(
-            session_id=self.id, seq=self.state.seq, gen=self.state.gen, item=item
-        )
+        payload = ItemCompleted(**self.where(self.state.seq), item=item)
         self.subscriptions.emit(self.state.seq, "item/completed", payload)
 
     def _emit_status(self) -> None:
         self.emit(
             "session/statusChanged",
             SessionStatusChanged(
-                session_id=self.id,
-                seq=self.state.seq,
-                gen=self.state.gen,
+                **self.where(self.state.seq),
                 status=self.state.status(),
             ),
             after_seq=self.state.seq,
@@ -244,9 +261,7 @@ class Recorded:
         state = self.state
         if state.subtree != before:
             payload = UsageUpdated(
-                session_id=self.id,
-                seq=state.seq,
-                gen=state.gen,
+                **self.where(state.seq),
                 own=state.own,
                 subtree=state.subtree,
             )
@@ -255,15 +270,27 @@ class Recorded:
     # --- tasks ---
 
     def adopt(self, task: "asyncio.Future[T]") -> "asyncio.Future[T]":
-        """Own a task: it is ended when the session closes, and its error is not lost."""
+        """Own a task that somebody awaits: it is ended when the session closes."""
         self._tasks.add(task)
         task.add_done_callback(self._disown)
         return task
 
+    def launch(self, task: "asyncio.Future[T] | Coroutine[Any, Any, T]") -> "asyncio.Future[T]":
+        """Own a task that nobody awaits: its error is logged."""
+        owned = self.adopt(asyncio.ensure_future(task))
+        owned.add_done_callback(self._look_at)
+        return owned
+
     def _disown(self, task: "asyncio.Future[Any]") -> None:
         self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # one that was left behind is not reported a second time
+
+    def _look_at(self, task: "asyncio.Future[Any]") -> None:
         why = None if task.cancelled() else task.exception()
-        if why is not None and not isinstance(why, RlmError):
+        if isinstance(why, RlmError | OSError):
+            log.warning("session %s: %s", self.id, why)
+        elif why is not None:
             log.error("a task of session %s failed with a bug", self.id, exc_info=why)
 
     def in_thread(self, work: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
