@@ -3,35 +3,45 @@
 import sys
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("rlm_host.faces.cli_host", "serve on a unix socket until it is stopped"),
-    "schema": ("rlm_host.faces.cli_host", "write the JSON Schemas and the OpenRPC document"),
+    "run": ("run:main", "give a model a prompt and watch it work"),
+    "demo": ("demo:main", "see the whole product at work on a file, without a key"),
+    "serve": ("cli_host:serve", "serve several clients on a unix socket"),
+    "attach": ("cli_host:attach", "join a running host with stdin and stdout"),
+    "stop": ("cli_host:stop", "stop what sessions are doing"),
+    "session": ("cli_sessions:session", "list and show sessions"),
+    "models": ("cli_models:models", "list models"),
+    "auth": ("cli_models:auth", "keep, check and remove provider keys"),
+    "loop": ("cli_loop:main", "run and control durable loops"),
+    "kernel": ("cli_kernel:main", "install and check the Python that cells run in"),
+    "doctor": ("cli_kernel:doctor", "say what this machine gives and what is wrong"),
+    "schema": ("cli_host:schema", "print the protocol's schemas"),
 }
-"""Name -> (module with `main(command, argv) -> int`, what it does). Imported when it is used."""
-
+"""Name -> (module and function in `faces`, what it does). Imported when it is used."""
+WITH_APP = {"serve", "kernel", "doctor"}
+"""They need objects of a host in this process; the others are clients or work on files."""
+ON_STDIO = {"attach"}
+"""Their stdin and stdout belong to the protocol."""
 USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; give its exit code: 0, 1 for failure, 2 for wrong usage, 128 + n by signal."""
     args = sys.argv[1:] if argv is None else argv
-    if not args or (args[0].startswith("--") and args[0] not in ("--help", "--version")):
-        return _stdio(args)
-    if args[0] in ("-h", "--help", "help"):
+    name = args[0] if args else ""
+    if name in ("-h", "--help", "help"):
         sys.stdout.write(_help())
         return 0
-    if args[0] == "--version":
+    if name == "--version":
         from rlm_protocol import __version__
 
         sys.stdout.write(f"rlm-host {__version__}\n")
         return 0
-    command = COMMANDS.get(args[0])
-    if command is None:
-        sys.stderr.write(f"rlm-host: there is no command {args[0]!r}.\n{_help()}")
+    if not name or name.startswith("--"):
+        return _stdio(args)
+    if name not in COMMANDS:
+        sys.stderr.write(f"rlm-host: there is no command {name!r}.\n{_help()}")
         return USAGE
-    import importlib
-
-    code: int = importlib.import_module(command[0]).main(args[0], args[1:])
-    return code
+    return _command(name, args[1:])
 
 
 def _stdio(args: list[str]) -> int:
@@ -45,10 +55,39 @@ def _stdio(args: list[str]) -> int:
     return run(fds, args, app)
 
 
+def _command(name: str, args: list[str]) -> int:
+    given: list[object] = []
+    if name in ON_STDIO and not {"-h", "--help"} & set(args):
+        from .rpc.claim import claim_stdio
+
+        given.append(claim_stdio())
+    import importlib
+    import os
+
+    module, _, function = COMMANDS[name][0].partition(":")
+    command = getattr(importlib.import_module(f".faces.{module}", __package__), function)
+    if name in ON_STDIO and not given:
+        given.append((0, 1))
+    given.append(args)
+    if name in WITH_APP:
+        from . import app
+
+        given.append(app)
+    try:
+        code: int = command(*given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    return code
+
+
 def _help() -> str:
     lines = [
         "usage: rlm-host [--stdio] [--clientProcessId=PID] [--config FILE]",
         "       rlm-host COMMAND ...",
+        "",
+        "Without a command it serves one client on stdin and stdout.",
         "",
         *(f"  {name:<10} {meaning}" for name, (_, meaning) in COMMANDS.items()),
         "",

@@ -1,13 +1,44 @@
 """The only place that builds concrete objects. Everything it builds ends with its block."""
 
 import contextlib
+import functools
+import logging
+import os
+import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio.to_thread
+
+from . import paths
 from .clock import Clock, SystemClock
 from .config import Config
+from .loops.service import LoopService
+from .loops.steps import ClientRunner, CommandRunner, Runners
+from .loops.stores.base import RunStore
+from .processes.facts import harden_host
+from .processes.ledger import Ledger
+from .processes.spawn import Processes
+from .processes.sweep import left_running, sweep
 from .rpc.context import Handlers
+from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
+
+if TYPE_CHECKING:
+    from .children.service import ChildrenService
+    from .kernels.environment import KernelHost
+    from .models.registry import Models
+    from .sessions.session import SessionActor
+    from .sessions.store import SessionStore
+
+log = logging.getLogger(__name__)
+
+STEP_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "RLM_HOME")
+"""What a loop's external command sees of the host's environment: never a provider's key."""
+RUN_STORE = "host"
+"""Name of the run store of all loops that are submitted over the wire."""
 
 
 @contextlib.asynccontextmanager
@@ -17,30 +48,211 @@ async def build(
     *,
     home: Path,
     stop: Callable[[str], None],
+    socket: Path | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[Services]:
     """
     Own one host for the length of the block; leaving it ends every session, kernel and run.
+
+    The process is hardened for it: cells cannot read its memory, and it adopts their orphans.
 
     Args:
         config: the user's settings.
         env: the environment, of which kernels and providers get parts.
         home: RLM_HOME.
         stop: ends the whole host; the argument says why.
+        socket: where this host listens, for whoever finds a session leased by it.
         clock: the machine's clock by default.
     """
     clock = clock or SystemClock()
     started_ms = clock.monotonic_ms()
-    yield Services(
-        home=home,
-        now_ms=clock.now_ms,
-        uptime_ms=lambda: clock.monotonic_ms() - started_ms,
-        stop=stop,
-    )
+    if not harden_host():
+        log.warning("this machine does not hide the host's memory from its cells")
+    processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
+    async with contextlib.AsyncExitStack() as block:
+        agents = Agents(config, env, home=home, clock=clock, processes=processes, socket=socket)
+        block.push_async_callback(agents.aclose)
+        loop_clients = LoopClients()
+        loops = await block.enter_async_context(
+            _loops(home, env, processes=processes, clients=loop_clients)
+        )
+        yield Services(
+            home=home,
+            now_ms=clock.now_ms,
+            uptime_ms=lambda: clock.monotonic_ms() - started_ms,
+            stop=stop,
+            agents=agents,
+            loops=loops,
+            loop_clients=loop_clients,
+        )
 
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import host
+    from .rpc.handlers import agent, artifact, host, loop, model, repl, session, turn, usage
 
-    return {**host.HANDLERS}
+    nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
+    return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
+
+
+def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "KernelHost":
+    """Give what kernels of this home share, for commands that look at kernels without a host."""
+    from .kernels.environment import KernelHost
+
+    return KernelHost(
+        home=home,
+        environ=env,
+        processes=Processes(None),
+        clock=SystemClock(),
+        packages=config.kernel.packages,
+    )
+
+
+def orphans(home: Path, *, end: bool) -> tuple[int, ...]:
+    """Give the pids that dead hosts left running; with `end`, end them. Blocks; raises OSError."""
+    if not paths.orphans(home).exists():
+        return ()
+    ledger = Ledger(home)
+    return sweep(ledger).killed if end else left_running(ledger)
+
+
+class Agents:
+    """The models and sessions of a host, made by their first use."""
+
+    def __init__(
+        self,
+        config: Config,
+        env: Mapping[str, str],
+        *,
+        home: Path,
+        clock: Clock,
+        processes: Processes,
+        socket: Path | None = None,
+    ) -> None:
+        self._socket = socket
+        self._config, self._env, self._home = config, env, home
+        self._clock, self._processes = clock, processes
+        self._models: Models | None = None
+        self._sessions: SessionStore | None = None
+        self._children: ChildrenService | None = None
+
+    @property
+    def models(self) -> "Models":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        if self._models is None:
+            from .models.registry import Models
+
+            self._models = Models(
+                self._config.providers,
+                base_dir=self._config.base_dir,
+                auth_file=paths.auth(self._home),
+                env=self._env,
+                now_ms=self._clock.now_ms,
+                monotonic_ms=self._clock.monotonic_ms,
+                random=random.random,
+            )
+        return self._models
+
+    @property
+    def sessions(self) -> "SessionStore":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        if self._sessions is None:
+            from .children.kin import ChildrenSettings
+            from .children.service import ChildrenService
+            from .kernels.environment import KernelHost
+            from .kernels.session_kernel import SessionKernel
+            from .sessions.ports import SessionPorts
+            from .sessions.store import SessionStore
+
+            kernels = KernelHost(
+                home=self._home,
+                environ=self._env,
+                processes=self._processes,
+                clock=self._clock,
+                packages=self._config.kernel.packages,
+            )
+            ports, limits = SessionPorts(), self._config.children
+            self._children = ChildrenService(
+                models=self.models,
+                clock=self._clock,
+                processes=self._processes,
+                ports=ports,
+                new_hex=lambda digits: secrets.token_hex(digits)[:digits],
+                settings=ChildrenSettings(
+                    running_max=limits.max_running, living_max=limits.max_living
+                ),
+            )
+            self._sessions = SessionStore(
+                home=self._home,
+                ephemeral_home=paths.ephemeral_home(self._env),
+                clock=self._clock,
+                kernels=functools.partial(SessionKernel, host=kernels),
+                models=self.models,
+                default_model=self._config.model,
+                ports=ports,
+                max_depth=limits.max_depth,
+                socket=str(self._socket) if self._socket else None,
+            )
+            self._children.bind(self._sessions)
+        return self._sessions
+
+    @property
+    def children(self) -> "ChildrenService":
+        """Raises ConfigInvalid when a provider's table is wrong."""
+        assert self.sessions is not None
+        assert self._children is not None
+        return self._children
+
+    @property
+    def open_sessions(self) -> "tuple[SessionActor, ...]":
+        """Give the sessions that are loaded; asking loads nothing."""
+        return self._sessions.loaded() if self._sessions else ()
+
+    async def aclose(self) -> None:
+        """End every session, then every connection to a provider."""
+        if self._sessions is not None:
+            await self._sessions.aclose()
+        if self._children is not None:
+            await self._children.aclose()
+        if self._models is not None:
+            await self._models.aclose()
+
+
+def _swept_ledger(home: Path) -> Ledger | None:
+    """Give the ledger of this home after what dead hosts left was ended; None without a home."""
+    try:
+        ledger = Ledger(home)
+        swept = sweep(ledger)
+    except OSError as why:
+        log.warning("no process can be recorded in %s: %s", home, why)
+        return None
+    if swept.killed:
+        log.warning("ended what an earlier host left running: %s", swept)
+    return ledger
+
+
+def _loops(
+    home: Path, env: Mapping[str, str], *, processes: Processes, clients: LoopClients
+) -> LoopService:
+    from rlm_protocol import loop as wire
+
+    kept = {name: env[name] for name in STEP_VARIABLES if name in env}
+    runners: Runners = {
+        wire.CommandStep: CommandRunner(processes, env=kept, cwd=Path.cwd()),
+        wire.ClientStep: ClientRunner(clients),
+    }
+
+    def open_store() -> RunStore:
+        from .loops.stores.sqlite import SqliteRunStore
+
+        path = paths.run_store(home, RUN_STORE)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return SqliteRunStore(path)
+
+    return LoopService(
+        open_store,
+        runners,
+        worker=f"rlm-host {os.getpid()}",
+        on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
+        on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
+    )

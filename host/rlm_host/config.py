@@ -36,7 +36,10 @@ class ChildrenConfig(_Table, frozen=True):
     """`[children]`."""
 
     max_depth: int = 2
-    max_living: int = 64
+    max_running: int = 8
+    """Children of one depth whose turns run at once; others wait, visibly queued."""
+    max_living: int = 1000
+    """Living children of one session."""
 
 
 class Config(_Table, frozen=True):
@@ -69,7 +72,7 @@ def load(home: Path, file: Path | None = None) -> Config:
     path = file if file is not None else paths.config(home)
     try:
         text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if file is not None:
             raise ConfigInvalid(f"There is no configuration file {path}.") from None
         return Config(base_dir=home)

@@ -10,13 +10,13 @@ import logging
 import logging.handlers
 import os
 import select
-import sys
 from pathlib import Path
 
 from . import paths
 
 FILE_BYTES = 4 * 1024 * 1024
 FILES_KEPT = 3
+STDERR_FD = 2
 MASK = "[redacted]"
 SECRET_CHARS_MIN = 6
 """A shorter secret is not masked: it would turn ordinary words into masks."""
@@ -84,9 +84,7 @@ class StderrHandler(logging.Handler):
         self.dropped += 1
 
 
-def set_up(
-    *, level: str, redactor: Redactor, home: Path | None = None, stderr_fd: int | None = None
-) -> None:
+def set_up(*, level: str, redactor: Redactor, home: Path | None = None) -> None:
     """
     Send the host's log to stderr and, with a home, to `logs/host.log` in it (0600, rotated).
 
@@ -97,7 +95,7 @@ def set_up(
         root.removeHandler(old)
         old.close()
     formatter = JsonLines(redactor)
-    stderr = StderrHandler(sys.__stderr__.fileno() if stderr_fd is None else stderr_fd)  # type: ignore[union-attr]
+    stderr = StderrHandler(STDERR_FD)
     stderr.setFormatter(formatter)
     root.addHandler(stderr)
     root.setLevel(level.upper())
@@ -118,7 +116,8 @@ def set_up(
 class _PrivateFile(logging.handlers.RotatingFileHandler):
     def __init__(self, home: Path) -> None:
         folder = paths.logs(home)
-        folder.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
+        home.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
+        folder.mkdir(mode=paths.DIRECTORY_MODE, exist_ok=True)
         super().__init__(
             folder / "host.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8"
         )

@@ -7,6 +7,8 @@ import msgspec
 from .base import AtMs, ErrorInfo, SessionNotification
 
 ItemStatus = Literal["inProgress", "completed", "failed", "interrupted"]
+Outcome = Literal["submitted", "replied", "endedWithoutReply", "failed", "cancelled"]
+"""How a child's task ended."""
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="type"):
@@ -88,9 +90,7 @@ class ChildMessage(_Item, frozen=True, kw_only=True, tag="childMessage"):
     sender_name: str
     relationship: Literal["parent", "sibling", "child"]
     text: str
-    notice: Literal["submitted", "replied", "endedWithoutReply", "failed", "cancelled"] | None = (
-        None
-    )
+    notice: Outcome | None = None
 
 
 class Compaction(_Item, frozen=True, kw_only=True, tag="compaction"):

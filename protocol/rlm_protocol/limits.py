@@ -44,6 +44,8 @@ PAGE_ITEMS = 200
 ID_PATTERN = r"^(?!\.+$)[A-Za-z0-9._-]{1,64}$"
 NAME_CHARS = 64
 MAX_DEPTH_DEFAULT = 2
+CHILDREN_LIVING = 1000
+"""Living children of one session: a cell that spawns in an endless loop is stopped here."""
 CONTRACT_SCHEMA_BYTES = 64 * KIB
 RESULT_BYTES = 8 * MIB
 MESSAGE_CHARS = 16_384

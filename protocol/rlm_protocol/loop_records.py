@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .loop import Number, RunStatus
+from .loop import Number, RunStatus, Step
 
 Action = Literal["accept", "reject", "defer", "rollback", "stop"]
 VerdictKind = Literal["allow", "defer", "error", "rollback", "deny", "stop"]
@@ -186,18 +186,26 @@ class _Event(_Record, frozen=True, tag_field="kind"):
     """Base of events. The tag is the event's kind."""
 
 
+class Steps(_Record, frozen=True):
+    """How a host runs the functions of a run, after a restart too."""
+
+    step: Step
+    apply: Step | None = None
+    rollback: Step | None = None
+
+
 class Submitted(_Event, frozen=True, tag="submitted"):
     """
     The first event. `seed_root` is the run id that seeds are made from: a fork keeps its parent's.
 
-    `step` tells a host how to run the steps again; None when only the submitter can.
+    `steps` is None when only the submitter's process can run them.
     """
 
     config: LoopConfig
     seed_root: str
     parent: str | None = None
     forked_at: int | None = None
-    step: Any = None
+    steps: Steps | None = None
 
 
 class StepFailed(_Event, frozen=True, tag="step_failed"):
@@ -297,3 +305,53 @@ def decode_head(body: bytes) -> Head:
 def decode_config(body: bytes) -> LoopConfig:
     """Read a configuration. Raises msgspec.DecodeError: a value is missing or of another type."""
     return _configs.decode(body)
+
+
+# --- a run outside a store ------------------------------------------------------------------------
+
+
+class ExportedRun(_Record, frozen=True, tag_field="line", tag="run"):
+    """The first line of an exported run. `config` is the stored form as it is."""
+
+    version: int
+    run_id: str
+    parent: str | None
+    status: RunStatus
+    reason: str | None
+    cancel: str | None
+    pause: str | None
+    token: int
+    created_at_ms: int
+    updated_at_ms: int
+    config: msgspec.Raw
+
+
+class ExportedEvent(_Record, frozen=True, tag_field="line", tag="event"):
+    """One event of an exported run, in order."""
+
+    seq: int
+    key: str
+    token: int
+    at_ms: int
+    event: Event
+
+
+class ExportEnd(_Record, frozen=True, tag_field="line", tag="end"):
+    """The last line: `digest` is BLAKE2b (32 bytes, hexadecimal) of all lines before it."""
+
+    digest: str
+
+
+ExportLine = ExportedRun | ExportedEvent | ExportEnd
+EXPORT_VERSION = 1
+_export_lines = msgspec.json.Decoder(ExportLine)
+
+
+def encode_line(line: ExportLine) -> bytes:
+    """Give a line of an export, with its newline."""
+    return _encoder.encode(line) + b"\n"
+
+
+def decode_line(line: bytes) -> ExportLine:
+    """Read a line of an export. Raises msgspec.DecodeError: the bytes are none."""
+    return _export_lines.decode(line)

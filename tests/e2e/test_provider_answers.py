@@ -18,9 +18,8 @@ from rlm_host.models.provider import (
     UserMessage,
 )
 from support.mock_dialects import Usage
-from support.mock_vendors import Answer, Asked, MockVendors, growth
+from support.mock_vendors import SELECTORS, Answer, Asked, MockVendors, growth
 from support.vendor_models import (
-    SELECTORS,
     answer_of,
     ask,
     calls_of,
@@ -171,6 +170,24 @@ def test_another_model_gets_text_and_calls_without_the_first_ones_secrets(
     assert "result 1" in sent
     for secret in ("signed-", "sealed-", "let me think", "rs_0", "msg_0"):
         assert secret not in sent
+
+
+def test_results_stand_next_to_their_calls_whatever_was_said_meanwhile() -> None:
+    async def main() -> None:
+        call = Call(id="c1", name="python", arguments={"code": "1"})
+        shown: list[Message | str] = [
+            "Look.",
+            AssistantMessage(calls=(call,), model=SELECTORS["messages"]),
+            UserMessage(text="Hurry!"),
+            ToolResult(call_id="c1", name="python", text="1"),
+        ]
+        async with open_models(vendors) as models:
+            await ask(models, request(SELECTORS["messages"], *shown))
+
+    with MockVendors([Answer(text="x")]) as vendors:
+        anyio.run(main)
+    kinds = [block["type"] for block in vendors.requests[0].messages[-1]["content"]]
+    assert kinds == ["tool_result", "text"]
 
 
 def test_a_conversation_moves_between_all_vendors() -> None:

@@ -16,8 +16,8 @@ from rlm_host.models.credentials import CredentialState
 from rlm_host.models.provider import Call, Done, ErrorKind, Event, ProviderError
 from rlm_host.models.registry import Models
 from rlm_protocol.errors import AuthRequired
-from support.mock_vendors import Answer, Asked, MockVendors
-from support.vendor_models import SELECTORS, ask, calls_of, done_of, open_models, request, text_of
+from support.mock_vendors import SELECTORS, Answer, Asked, MockVendors
+from support.vendor_models import ask, calls_of, done_of, open_models, request, text_of
 
 every_dialect = pytest.mark.parametrize(("dialect", "selector"), list(SELECTORS.items()))
 TEXT = Answer(text="hello world, hello world")
@@ -267,7 +267,14 @@ def test_an_error_event_in_the_stream_is_an_error(
 
 @every_dialect
 @pytest.mark.parametrize(
-    "answer", [Answer(hang=True), replace(TEXT, stall_after=1), replace(TEXT, stall_after=6)]
+    "answer",
+    [
+        Answer(hang=True),
+        replace(TEXT, stall_after=1),
+        replace(TEXT, stall_after=1, pings=True),
+        replace(TEXT, stall_after=6),
+    ],
+    ids=["no headers", "no output", "pings only", "in the middle"],
 )
 def test_silence_ends_in_a_timeout_and_closes_the_request(
     dialect: str, selector: str, answer: Answer

@@ -1,14 +1,17 @@
 """Many sessions on one key: the vendor's limits are learned once and shared."""
 
+import threading
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from rlm_host.models.limiter import GROWTH
 from rlm_host.models.provider import ProviderError
-from support.mock_vendors import Answer, MockVendors
-from support.vendor_models import SELECTORS, ask, open_models, request, text_of
+from rlm_host.models.vendors import Vendor
+from support.mock_vendors import KEYS, SELECTORS, Answer, MockVendors
+from support.vendor_models import ask, open_models, request, text_of
 
 
 @pytest.mark.parametrize("selector", [SELECTORS["chat"], SELECTORS["messages"]])
@@ -64,6 +67,19 @@ def test_what_one_session_was_told_holds_back_the_others() -> None:
     assert len(vendors.requests) == 2
 
 
+def test_answers_raise_the_learned_number_again() -> None:
+    async def main() -> None:
+        async with open_models(vendors) as models:
+            limiter = models.limiter("anthropic", KEYS["ANTHROPIC_API_KEY"])
+            limiter.allowed = 1
+            for _ in range(GROWTH):
+                await ask(models, request(SELECTORS["messages"], "hi"))
+            assert limiter.allowed == 2
+
+    with MockVendors(lambda asked: Answer(text="x")) as vendors:
+        anyio.run(main)
+
+
 def test_a_request_that_ends_in_any_way_gives_its_place_back() -> None:
     async def main() -> None:
         async with open_models(vendors, max_concurrent=1) as models:
@@ -78,6 +94,28 @@ def test_a_request_that_ends_in_any_way_gives_its_place_back() -> None:
     faults = [Answer(status=500), Answer(text="x", drop_after=1), Answer(status=400)]
     with MockVendors([*faults, Answer(hang=True), Answer(text="x")]) as vendors:
         anyio.run(main)
+
+
+def test_an_interrupt_does_not_wait_for_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = threading.Event()
+
+    def library(self: Vendor) -> Any:
+        assert imported.wait(60)
+        raise ImportError
+
+    async def main() -> None:
+        async with open_models(vendors) as models:
+            with anyio.move_on_after(0.1) as interrupt:
+                await ask(models, request(SELECTORS["messages"], "hi"))
+            assert interrupt.cancelled_caught
+            assert not imported.is_set()
+
+    monkeypatch.setattr(Vendor, "_library", library)
+    with MockVendors([]) as vendors:
+        try:
+            anyio.run(main)
+        finally:
+            imported.set()
 
 
 def test_warming_up_imports_in_a_thread_and_the_loop_goes_on() -> None:

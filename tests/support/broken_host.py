@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rlm_host import app
 from rlm_host.faces import cli_stdio
-from rlm_host.rpc import attachment, claim, connection, lifetime, stdio
+from rlm_host.rpc import attachment, claim, connection, hosting, lifetime
 from rlm_protocol import errors, framing, rpc
 
 MUTANTS: dict[str, tuple[str, Callable[[], None]]] = {}
@@ -189,7 +189,7 @@ def does_not_say_where() -> None:
 def main() -> int:
     fds = claim.claim_stdio()
     MUTANTS[sys.argv[1]][1]()
-    assert stdio.Connection is Connection
+    assert hosting.Connection is Connection
     return cli_stdio.run(fds, [], app)
 
 

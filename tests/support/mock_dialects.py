@@ -53,6 +53,8 @@ class Answer:
     """The connection is cut after so many events."""
     stall_after: int | None = None
     """Nothing more comes after so many events, until the client leaves."""
+    pings: bool = False
+    """While it stalls, it says that it is alive."""
     hang: bool = False
     """Not even headers come, until the client leaves."""
     wait_s: float = 0

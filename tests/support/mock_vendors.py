@@ -2,7 +2,7 @@
 A model vendor on loopback: Chat Completions, Responses and Messages, scripted by the test.
 
     with MockVendors(lambda asked: Answer(text="hi")) as vendors:
-        ...  # base URLs: vendors.openai_url, vendors.anthropic_url
+        path.write_text(vendors.config())  # then: rlm-host run --config PATH, with KEYS in its env
     assert vendors.requests[0].model == "gpt-x"
 
 A script is a function of the request, or a list of answers that are given out in order. Everything
@@ -24,13 +24,38 @@ from typing import Any, Self
 
 from support.mock_dialects import Answer, Dialect, error_body, events
 
-__all__ = ["Answer", "Asked", "MockVendors", "growth"]
+__all__ = ["KEYS", "SELECTORS", "Answer", "Asked", "MockVendors", "growth"]
 
 PATHS: dict[str, Dialect] = {
     "/chat/completions": "chat",
     "/responses": "responses",
     "/messages": "messages",
 }
+SELECTORS: dict[Dialect, str] = {
+    "chat": "chatty/chat-1",
+    "responses": "openai/gpt-6.1-sol",
+    "messages": "anthropic/claude-sonnet-5-5",
+}
+"""The model that speaks each dialect under `MockVendors.config()`."""
+KEYS = {"CHATTY_KEY": "sk-chatty", "OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-ant"}
+"""The environment that gives every provider of that configuration its key."""
+CONFIG = """\
+[providers.openai]
+base_url = "{openai_url}"
+
+[providers.anthropic]
+base_url = "{anthropic_url}"
+
+[providers.chatty]
+kind = "openai"
+base_url = "{openai_url}"
+api_key_env = "CHATTY_KEY"
+models = [
+    "chat-2",
+    {{ name = "chat-1", context_window_tokens = 100000, thinking = ["low", "high"], price = {{ \
+input_usd_per_mtok = 1.0, output_usd_per_mtok = 2.0, cache_read_usd_per_mtok = 0.5 }} }},
+]
+"""
 POLL_S = 0.02
 
 
@@ -104,6 +129,10 @@ class MockVendors:
     @property
     def anthropic_url(self) -> str:
         return self.url
+
+    def config(self) -> str:
+        """Give a configuration file in which every hosted provider is this server; see `KEYS`."""
+        return CONFIG.format(openai_url=self.openai_url, anthropic_url=self.anthropic_url)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -243,12 +272,18 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
                 self.close_connection = True
                 return
-            pause = None if answer.stall_after == number else answer.wait_s
+            stalls = answer.stall_after == number
+            while stalls and answer.pings:
+                self._chunk(b": ping\n\n")
+                time.sleep(POLL_S)
+            pause = None if stalls else answer.wait_s
             if pause != 0 and vendors.wait_for_hang_up(self.connection, pause):
                 self.close_connection = True
                 return
-            data = event or b""
-            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self._chunk(event or b"")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     def _head(self, answer: Answer, content_type: str, *more: tuple[str, str]) -> None:
         self.send_response(answer.status)

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import tomllib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,7 @@ from rlm_host.models.provider import (
     UserMessage,
 )
 from rlm_host.models.registry import Models
-from support.mock_vendors import MockVendors
-
-SELECTORS = {
-    "chat": "chatty/chat-1",
-    "responses": "openai/gpt-6.1-sol",
-    "messages": "anthropic/claude-sonnet-5-5",
-}
-"""The model that speaks each dialect."""
-
-KEYS = {"CHATTY_KEY": "sk-chatty", "OPENAI_API_KEY": "sk-openai", "ANTHROPIC_API_KEY": "sk-ant"}
+from support.mock_vendors import KEYS, MockVendors
 
 CELL = Tool(
     name="python",
@@ -50,19 +42,7 @@ async def open_models(
     **common: object,
 ) -> AsyncIterator[Models]:
     """Own a `Models` whose providers are the mock; `common` goes into every provider's table."""
-    price = {"input_usd_per_mtok": 1.0, "output_usd_per_mtok": 2.0, "cache_read_usd_per_mtok": 0.5}
-    chat_1 = {"name": "chat-1", "thinking": ["low", "high"], "price": price}
-    providers: dict[str, dict[str, object]] = {
-        "openai": {"base_url": vendors.openai_url},
-        "anthropic": {"base_url": vendors.anthropic_url},
-        "chatty": {
-            "kind": "openai",
-            "base_url": vendors.openai_url,
-            "api_key_env": "CHATTY_KEY",
-            "models": [chat_1, "chat-2"],
-        },
-        **(tables or {}),
-    }
+    providers = {**tomllib.loads(vendors.config())["providers"], **(tables or {})}
     models = Models(
         {name: {**table, **common} for name, table in providers.items()},
         base_dir=Path("/nonexistent"),

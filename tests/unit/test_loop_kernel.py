@@ -18,17 +18,18 @@ from rlm_host.loops.audit import DecisionLog, audit
 from rlm_host.loops.head import fold_all
 from rlm_host.loops.inputs import LoopConfig, LoopObservation, Verdict
 from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.rows import checksum
 from rlm_host.loops.stores.sqlite import SqliteRunStore
-from rlm_host.loops.stores.sqlite_rows import checksum
 from rlm_protocol.errors import (
     ConfigInvalid,
     Conflict,
     LeaseHeld,
     LeaseLost,
     RunNotFound,
+    StoreCorrupt,
     StoreUnavailable,
 )
-from rlm_protocol.loop_records import Accepted, StepFailed
+from rlm_protocol.loop_records import Accepted, StepFailed, encode
 
 NAN = math.nan
 
@@ -38,11 +39,6 @@ def store(tmp_path: Path):
     opened = SqliteRunStore(tmp_path / "runs.sqlite3")
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def kernel_of(store, *, gates=(), log=None, telemetry=None, compute=None, fault=None, **config):
@@ -238,6 +234,14 @@ def test_deferred_candidates_are_shown_to_the_next_step(store) -> None:
     assert shown == [[], ["a0"], ["a0", "a1"], []]
 
 
+def test_only_deferrals_in_a_row_are_counted(store) -> None:
+    verdicts = iter(["defer", "allow", "defer", "defer"])
+    loops = kernel_of(store, gates=[lambda c, o: Verdict(next(verdicts))], max_defers=1)
+    report = run(loops, rewards(0.5, 0.6, 0.7, 0.8))
+    assert actions(report) == ["defer", "accept", "defer", "reject"]
+    assert report.generations[-1].reason == "defer_exhausted"
+
+
 def test_charges_count_even_when_the_attempt_fails(store) -> None:
     def step(context) -> LoopObservation:
         context.charge(2.0)
@@ -429,6 +433,17 @@ def test_the_head_is_the_fold_of_the_events(store) -> None:
     assert fold_all(row.event for row in store.events(report.run_id)) == head
     restored = controller.RSIController(loops.config)
     assert restored.restore(row.event for row in store.events(report.run_id)) == head
+
+
+def test_a_head_that_does_not_follow_from_the_events_is_damage(store) -> None:
+    loops = kernel_of(store)
+    report = run(loops, rewards(0.1, 0.2, 0.3, 0.4))
+    wrong = encode(msgspec.structs.replace(store.head(report.run_id).head, cost=99.0))
+    db = apsw.Connection(str(store.path))
+    db.execute("UPDATE runs SET head=?, head_sum=?", (wrong, checksum("head", wrong)))
+    db.close()
+    with pytest.raises(StoreCorrupt):
+        loops.report(report.run_id)
 
 
 def test_budgets_survive_a_new_worker(store) -> None:
@@ -716,6 +731,7 @@ async def test_errors_of_a_task_are_those_of_a_call(store) -> None:
     report = await loops.arun(loops.submit(), "w", broken)
     assert report.status == "running"
     assert [f.error for f in events(store, report.run_id, StepFailed)] == ["OSError"]
+    assert store.head(report.run_id).owner is None, "it can be called again"
 
 
 @pytest.mark.anyio
@@ -762,3 +778,57 @@ def test_a_worker_of_many_generations_keeps_no_thread_afterwards(store) -> None:
             break
         waiting.wait(0.01)
     assert threading.active_count() <= before
+
+
+def test_a_long_step_keeps_its_lease(store) -> None:
+    loops = LoopKernel(store, LoopConfig("t", "w", max_generations=1), lease_ms=300)
+    original, renewed = store.renew, []
+
+    def renew(lease):
+        renewed.append(lease.token)
+        return original(lease)
+
+    store.renew = renew
+
+    def step(context) -> LoopObservation:
+        deadline = time.monotonic() + 30
+        while len(renewed) < 3:
+            assert time.monotonic() < deadline
+        return LoopObservation(reward=0.5)
+
+    assert loops.run(loops.submit(), "w", step).terminal
+    assert set(renewed) == {1}
+
+
+def test_a_renewal_that_fails_loses_nothing_by_itself(store) -> None:
+    """Only the time of the lease, without a renewal, asks the step to end; then the token decides."""
+    loops = LoopKernel(store, LoopConfig("t", "w", max_generations=1), lease_ms=100)
+
+    def renew(lease):
+        raise StoreUnavailable("for now")
+
+    store.renew = renew
+
+    def step(context) -> LoopObservation:
+        deadline = time.monotonic() + 30
+        while not context.cancelled:
+            assert time.monotonic() < deadline
+        return LoopObservation(reward=0.5)
+
+    report = loops.run(loops.submit(), "w", step)
+    assert [g.action for g in report.generations] == ["accept"]
+
+
+def test_downtime_is_not_charged_to_the_time_budget(store) -> None:
+    loops = kernel_of(store, max_generations=9, time_budget_s=1.0)
+    run_id = loops.submit()
+
+    def step(context) -> LoopObservation:
+        if context.generation == 1 and context.token == 1:
+            raise KeyboardInterrupt
+        return LoopObservation(reward=context.generation, elapsed_ms=400)
+
+    with pytest.raises(KeyboardInterrupt):
+        loops.run(run_id, "w", step)
+    report = loops.run(run_id, "w", step)
+    assert (report.stopped_reason, report.elapsed_ms) == ("time_budget", 1200.0)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -176,13 +177,18 @@ def test_one_bad_write_of_a_group_fails_alone(store) -> None:
     def full() -> None:
         raise apsw.FullError("no room for this one")
 
-    results = store.together(
-        [lambda: store.submit("a", submitted("a")), full, lambda: store.submit("b", submitted("b"))]
-    )
-    assert results[0] is True
-    assert isinstance(results[1], StoreFull)
-    assert results[2] is True
-    assert store.health().runs == 3
+    def half() -> None:
+        store.submit("half", submitted("half"))
+        raise ZeroDivisionError
+
+    def submit(name: str) -> Callable[[], bool]:
+        return lambda: store.submit(name, submitted(name))
+
+    results = store.together([submit("a"), half, submit("b")])
+    assert (results[0], type(results[1]), results[2]) == (True, ZeroDivisionError, True)
+    results = store.together([submit("c"), full, half, submit("d")])
+    assert [type(result) for result in results] == [bool, StoreFull, ZeroDivisionError, bool]
+    assert {row.run_id for row in store.list().runs} == {"run", "a", "b", "c", "d"}
 
 
 def test_processes_that_create_the_file_at_once_agree(path) -> None:
@@ -282,3 +288,42 @@ def test_no_thread_is_started(store) -> None:
     store.submit("run", submitted())
     store.release(store.claim("run", "w"))
     assert threading.active_count() == before
+
+
+def test_an_interrupted_commit_is_taken_over_by_those_who_wait(path) -> None:
+    """The caller that commits for all is interrupted; the others' writes are not lost with it."""
+    first_is_in, all_wait, interrupted = threading.Event(), threading.Event(), threading.Event()
+
+    def fault(point: str) -> None:
+        if not first_is_in.is_set():
+            first_is_in.set()
+            assert all_wait.wait(30)
+        elif all_wait.is_set() and point == "store.in_transaction" and not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    store = SqliteRunStore(path, fault=fault)
+    waiting = store._here().writer._waiting
+    outcomes: list[object] = []
+
+    def submit(name: str) -> None:
+        try:
+            outcomes.append(store.submit(name, submitted(name)))
+        except KeyboardInterrupt:
+            outcomes.append("interrupted")
+
+    threads = [threading.Thread(target=submit, args=(f"run-{n}",)) for n in range(5)]
+    threads[0].start()
+    assert first_is_in.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while len(waiting) < 4:
+        assert time.monotonic() < deadline
+    all_wait.set()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("interrupted") == 1
+    assert outcomes.count(True) == 4
+    assert len(store.list().runs) == 4
+    store.close()

@@ -1,40 +1,20 @@
 """`rlm-host [--stdio]`: the process behind one client, from its options to its exit code."""
 
-import os
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+import contextlib
+import logging
+import socket as sockets
 from pathlib import Path
-from typing import Protocol
 
-import anyio
+from rlm_protocol.errors import ConfigInvalid, RlmError
 
-from rlm_protocol.errors import ConfigInvalid
-
-from .. import config, log, paths
 from ..rpc.context import Handlers
+from ..rpc.hosting import serve_stdio
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
-from ..rpc.stdio import serve_stdio
+from ..rpc.sockets import listening, private_socket
+from .launch import USAGE, App, Launch, prepare, run_host, say_error
 
-USAGE = 2
-
-
-class App(Protocol):
-    """What app.py offers; the command line hands it in, for nothing else knows app.py."""
-
-    def build(
-        self,
-        config: config.Config,
-        env: Mapping[str, str],
-        *,
-        home: Path,
-        stop: Callable[[str], None],
-    ) -> AbstractAsyncContextManager[Services]:
-        """Own one host for the length of the block."""
-
-    def handlers(self) -> Handlers:
-        """Give every method that the host offers."""
+log = logging.getLogger(__name__)
 
 
 class Options:
@@ -65,38 +45,35 @@ class Options:
 
 def run(fds: tuple[int, int], args: list[str], app: App) -> int:
     """Serve the client on `fds`. Does not return when the host has run: it exits."""
-    env = dict(os.environ)
     try:
         options = Options(args)
-        home = paths.rlm_home(env)
-        settings = config.load(home, options.config)
+        launch = prepare(options.config)
     except ConfigInvalid as why:
-        sys.stderr.write(f"rlm-host: {why.message} Nothing was started.\n")
+        say_error("rlm-host", why, "Nothing was started.")
         return USAGE
-    redactor = log.Redactor()
-    log.set_up(level=settings.log.level, redactor=redactor, home=home)
-    code = anyio.run(_serve, fds, env, options, home, settings, app)
-    # What is acknowledged is on disk. Worker threads that still read or sync must not hold us up.
-    os._exit(code)
+    with contextlib.ExitStack() as block:
+        path, server = _private_listener(launch, block)
 
-
-async def _serve(
-    fds: tuple[int, int],
-    env: Mapping[str, str],
-    options: Options,
-    home: Path,
-    settings: config.Config,
-    app: App,
-) -> int:
-    lifetime = Lifetime()
-    with lifetime.signals():
-        async with app.build(
-            settings, env, home=home, stop=lambda why: lifetime.end(0, why)
-        ) as services:
+        async def serve(services: Services, handlers: Handlers, lifetime: Lifetime) -> int:
             return await serve_stdio(
                 fds,
                 services=services,
-                handlers=app.handlers(),
+                handlers=handlers,
                 lifetime=lifetime,
+                server=server,
                 client_pid=options.client_pid,
             )
+
+        return run_host(launch, app, serve, socket=path, at_exit=block.close)
+
+
+def _private_listener(
+    launch: Launch, block: contextlib.ExitStack
+) -> tuple[Path | None, sockets.socket | None]:
+    """Listen for whoever finds a session leased by this host; without a place for it, do not."""
+    try:
+        path = private_socket(launch.env, launch.home)
+        return path, block.enter_context(listening(path))
+    except RlmError as why:
+        log.warning("no other client can join: %s", why)
+        return None, None

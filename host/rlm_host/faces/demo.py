@@ -25,6 +25,7 @@ from rlm_host.client import HostClient
 from rlm_protocol.errors import HostLost, RlmError
 
 from ..models.scripted_demo import PARTS, root_prompt
+from . import interruptible
 from .demo_step import GENERATIONS
 from .demo_view import DemoView
 
@@ -278,7 +279,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     view = DemoView(Console(stderr=options.json))
     try:
-        summary = anyio.run(run_demo, choose_file(options.file), view)
+        summary = interruptible.run(run_demo(choose_file(options.file), view))
+    except interruptible.Stopped as stopped:
+        return interruptible.say_stopped("rlm-host demo", stopped)
     except (DemoFailed, RlmError) as why:
         sys.stderr.write(f"rlm-host demo: {why}\n")
         return 1

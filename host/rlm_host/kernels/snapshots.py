@@ -1,12 +1,15 @@
 """
-A session's snapshot on disk: which pair of files counts, and whether this host wrote it.
+A session's snapshot on disk: which file counts, and whether this host wrote it.
 
-A pickle is code. The host signs a pair after the runtime's `done` and checks the signature before
-it asks a runtime to load it; the key lies outside the session's folder. A pair without a good
-signature is refused and kept, and nothing is written over it until the user drops it.
+A pickle is code. The host signs a payload after the runtime's `done` and checks the signature
+before it asks a runtime to load it; the key lies outside the session's folder. Signed is where code
+lives: header, pickle stream and table; raw buffers carry checksums of their own, and the manifest
+file is a copy of what the table holds. A payload without a good signature is refused and kept, and
+nothing is written over it until the user drops it.
 
 Rule 1: the runtime writes a *next* pair; the host signs it, then renames it into place. A kill at
-any point leaves the old pair or the new one, signed. Rule 2: the signature file always knows both.
+any point leaves the old payload or the new one, signed. Rule 2: while both lie there, the signature
+file knows both.
 """
 
 import hashlib
@@ -18,8 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from rlm_protocol.errors import SnapshotUntrusted
+from rlm_protocol.errors import SnapshotFailed, SnapshotUntrusted
 from rlm_protocol.framing import UNDECODABLE
+from rlm_protocol.snapshot import HEADER_BYTES, layout
 
 from .. import paths
 
@@ -31,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class _Signatures(msgspec.Struct, frozen=True, kw_only=True):
-    """MACs of the pairs that may lie there: the current one and, for a moment, the next."""
+    """MACs of the payloads that may lie there: the current one and, for a moment, the next."""
 
     format: int = 1
     macs: tuple[str, ...] = ()
@@ -56,9 +60,9 @@ class SnapshotStore:
         return self._dir / NEXT_PAYLOAD, self._dir / NEXT_MANIFEST
 
     def commit(self) -> None:
-        """Sign the pair that the runtime has just written, and put it in place of the last one."""
+        """Sign the payload that the runtime has just written, and put it in place of the last."""
         with self._open() as directory:
-            mac = self._mac(directory, NEXT_PAYLOAD, NEXT_MANIFEST)
+            mac = self._mac(directory, NEXT_PAYLOAD)
             _write(directory, *_signatures(directory).macs, mac)
             _roll_forward(directory)
             _write(directory, mac)
@@ -72,14 +76,14 @@ class SnapshotStore:
         """
         with self._open() as directory:
             known = _signatures(directory).macs
-            if self._is_signed(directory, known, NEXT_PAYLOAD, NEXT_MANIFEST) or (
-                # A kill between the two renames: the payload is new, its manifest not yet.
-                self._is_signed(directory, known, PAYLOAD, NEXT_MANIFEST)
-            ):
-                _roll_forward(directory)
+            if directory.exists(NEXT_PAYLOAD):
+                if self._is_signed(directory, known, NEXT_PAYLOAD):
+                    _roll_forward(directory)
+            elif directory.exists(NEXT_MANIFEST) and not directory.exists(MANIFEST):
+                directory.rename(NEXT_MANIFEST, MANIFEST)
             if not directory.exists(PAYLOAD):
                 return None
-            if not self._is_signed(directory, known, PAYLOAD, MANIFEST):
+            if not self._is_signed(directory, known, PAYLOAD):
                 raise SnapshotUntrusted(path=str(self._dir / PAYLOAD))
         return self._dir / PAYLOAD
 
@@ -92,32 +96,37 @@ class SnapshotStore:
     def _open(self) -> paths.Directory:
         return paths.Directory.open(self._dir)
 
-    def _is_signed(
-        self, directory: paths.Directory, known: tuple[str, ...], payload: str, manifest: str
-    ) -> bool:
-        if not known or not directory.exists(payload) or not directory.exists(manifest):
-            return False
-        mac = self._mac(directory, payload, manifest)
+    def _is_signed(self, directory: paths.Directory, known: tuple[str, ...], payload: str) -> bool:
+        mac = self._mac(directory, payload)
         return any(hmac.compare_digest(mac, good) for good in known)
 
-    def _mac(self, directory: paths.Directory, payload: str, manifest: str) -> str:
+    def _mac(self, directory: paths.Directory, payload: str) -> str:
         mac = hmac.new(_key(self._home), digestmod=hashlib.sha256)
-        for name in (payload, manifest):
-            mac.update(_digest(directory, name))
+        with directory.opened(payload, os.O_RDONLY) as fd:
+            for span in _code_of(fd):
+                _feed(mac, fd, span)
         return mac.hexdigest()
 
 
-def _digest(directory: paths.Directory, name: str) -> bytes:
-    total = hashlib.sha256()
-    with directory.opened(name, os.O_RDONLY) as fd:
-        while block := os.read(fd, _READ_BYTES):
-            total.update(block)
-    return total.digest()
+def _code_of(fd: int) -> tuple[slice, ...]:
+    size_bytes = os.fstat(fd).st_size
+    try:
+        return layout(os.pread(fd, HEADER_BYTES, 0), size_bytes).signed_spans
+    except SnapshotFailed:
+        return (slice(0, size_bytes),)  # an older format: all of it may be code
+
+
+def _feed(mac: hmac.HMAC, fd: int, span: slice) -> None:
+    at = span.start
+    while at < span.stop and (block := os.pread(fd, min(_READ_BYTES, span.stop - at), at)):
+        mac.update(block)
+        at += len(block)
 
 
 def _roll_forward(directory: paths.Directory) -> None:
-    if directory.exists(NEXT_PAYLOAD):
-        directory.rename(NEXT_PAYLOAD, PAYLOAD)
+    # In this order a manifest never lies beside a payload that it does not describe.
+    directory.remove(MANIFEST)
+    directory.rename(NEXT_PAYLOAD, PAYLOAD)
     if directory.exists(NEXT_MANIFEST):
         directory.rename(NEXT_MANIFEST, MANIFEST)
 

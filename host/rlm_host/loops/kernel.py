@@ -11,7 +11,7 @@ import msgspec
 from rlm_protocol import limits
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import ConfigInvalid, RlmError
-from rlm_protocol.loop_records import Completed, LoopConfig, Submitted
+from rlm_protocol.loop_records import Completed, LoopConfig, Steps, Submitted
 
 from .audit import DecisionLog
 from .calls import StoreThread, adrive, drive
@@ -19,7 +19,7 @@ from .compute import ComputeController
 from .inputs import check_config
 from .leases import Hold, LeaseKeeper
 from .report import LoopGeneration, LoopReport, read_report
-from .stores.base import LEASE_MS, Lease, RunRow, RunStore
+from .stores.base import LEASE_MS, ControlAction, Lease, RunRow, RunStore
 from .stores.group_commit import Fault, no_fault
 from .telemetry import RSITelemetry
 from .worker import Surroundings, Work, Worker
@@ -46,7 +46,7 @@ class LoopKernel:
         decision_log: gets a row for each generation.
         telemetry: gets a span for each generation.
         compute: handed to the step as `context.compute`.
-        on_generation: called with the run id and each generation once it is durable.
+        on_generation: called with each generation once it is durable, and the run as it is then.
         lease_ms: how long a worker that has stopped keeps a run from others.
         fault: called at each named point of a generation, for tests.
     """
@@ -60,7 +60,7 @@ class LoopKernel:
         decision_log: DecisionLog | None = None,
         telemetry: RSITelemetry | None = None,
         compute: ComputeController | None = None,
-        on_generation: Callable[[str, LoopGeneration], None] | None = None,
+        on_generation: Callable[[RunRow, LoopGeneration], None] | None = None,
         lease_ms: int = LEASE_MS,
         fault: Fault = no_fault,
     ) -> None:
@@ -77,25 +77,33 @@ class LoopKernel:
             fault=fault,
         )
         self._keeper = LeaseKeeper(store)
-        self._stores = StoreThread(store)
+        self.stores = StoreThread(store)
+        """Through which tasks call the store."""
 
     # --- runs ---------------------------------------------------------------------------------
 
-    def submit(self, run_id: str | None = None, *, step: Any = None) -> str:
+    def submit(
+        self,
+        run_id: str | None = None,
+        *,
+        config: LoopConfig | None = None,
+        steps: Steps | None = None,
+    ) -> str:
         """
         Make a run durable and give its id; nothing runs yet. The same id again is a no-op.
 
         Args:
             run_id: 1 to 64 letters, digits, `.`, `_`, `-`; a random one if None.
-            step: any JSON value that tells a host how to run the steps; kept with the run.
+            config: of this run; the kernel's if None.
+            steps: tell a host how to run it without its submitter; kept with the run.
 
         Raises:
             ConfigInvalid: a value of the configuration is missing or out of range. Nothing is kept.
-            Conflict: the id belongs to a run with another configuration or step.
+            Conflict: the id belongs to a run with another configuration or other steps.
         """
         run_id = _checked_id(run_id)
-        config = check_config(self.config)
-        self.store.submit(run_id, Submitted(config=config, seed_root=run_id, step=step))
+        checked = check_config(config or self.config)
+        self.store.submit(run_id, Submitted(config=checked, seed_root=run_id, steps=steps))
         return run_id
 
     def run(
@@ -163,7 +171,22 @@ class LoopKernel:
         Others run in threads. When the task is cancelled, `context.cancelled` becomes true, the
         function in a thread is awaited, and the run is released as it stands.
         """
-        work = Work(step=step, apply=apply, rollback=rollback)
+        async with self.stores as stores:
+            await self.carry_on(
+                run_id, worker, Work(step=step, apply=apply, rollback=rollback), cancel
+            )
+            return await stores.call(lambda: self.report(run_id))
+
+    async def carry_on(
+        self,
+        run_id: str,
+        worker: str,
+        work: Work,
+        cancel: Callable[[], bool] | None = None,
+        *,
+        on_claimed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Do what `arun` does, without a report of all generations at the end."""
         claimed: list[Lease] = []
         worked: Worker | None = None
 
@@ -171,9 +194,10 @@ class LoopKernel:
             lease = self.store.claim(run_id, worker, ttl_ms=self._lease_ms)
             claimed.extend([] if lease is None else [lease])
 
-        async with self._stores as stores:
+        async with self.stores as stores:
             try:
                 await stores.call(claim)
+                on_claimed()
                 for lease in claimed:
                     with self._keeper.keep(lease, cancel) as hold:
                         worked = await stores.call(lambda hold=hold: self._worker(hold, work))  # type: ignore[misc]
@@ -186,7 +210,6 @@ class LoopKernel:
                 raise
             if worked is not None and not worked.ended:
                 await stores.call(lambda: self.store.release(claimed[0]))
-            return await stores.call(lambda: self.report(run_id))
 
     def _worker(self, hold: Hold, work: Work) -> Worker | None:
         """Give the worker of a claimed run, or end a run whose configuration makes no sense."""
@@ -229,7 +252,14 @@ class LoopKernel:
         """Let a paused run go on, once `run` is called."""
         return self._request(run_id, "resume", reason)
 
-    def _request(self, run_id: str, action: Any, reason: str) -> RunRow:
+    async def ask(self, run_id: str, action: ControlAction, reason: str) -> RunRow:
+        """Do what `cancel`, `pause` and `resume` do on behalf of a task."""
+        async with self.stores as stores:
+            row = await stores.call(lambda: self.store.request(run_id, action, reason))
+        self._keeper.poke()
+        return row
+
+    def _request(self, run_id: str, action: ControlAction, reason: str) -> RunRow:
         row = self.store.request(run_id, action, reason)
         self._keeper.poke()
         return row

@@ -34,7 +34,7 @@ from .inputs import LoopObservation, Verdict
 from .leases import Hold
 from .report import LoopGeneration
 from .seed import step_seed
-from .stores.base import Appended, RunStore
+from .stores.base import Appended, RunRow, RunStore
 from .stores.group_commit import Fault
 from .telemetry import GenerationSpan, NoSpan, RSITelemetry
 
@@ -52,7 +52,7 @@ class Surroundings:
     decision_log: DecisionLog | None
     telemetry: RSITelemetry | None
     compute: ComputeController | None
-    on_generation: Callable[[str, LoopGeneration], None] | None
+    on_generation: Callable[[RunRow, LoopGeneration], None] | None
     fault: Fault
 
 
@@ -93,7 +93,8 @@ class Worker:
         self._seed_root = seed_root
         self._work = work
         self._controller = RSIController(config, hold.lease.row.head)
-        self._deaths = hold.lease.row.claims - 1
+        self._row = hold.lease.row
+        self._deaths = self._row.claims - 1
         self.ended = False
 
     @property
@@ -191,7 +192,6 @@ class Worker:
                     raise TypeError(f"the gate gave {type(said).__name__}, not a Verdict")
                 verdicts.append(GateVerdict(gate=name, verdict=said.kind, note=said.note))
             except Exception as why:
-                self._make_sure_it_is_not_lost(why)
                 note = f"{type(why).__name__}: {why}"[:ERROR_CHARS]
                 verdicts.append(GateVerdict(gate=name, verdict="error", note=note))
         return tuple(verdicts)
@@ -225,7 +225,7 @@ class Worker:
         if log is not None:
             yield StoreCall(lambda: log.record(self._lease.run_id, event))
         if self._around.on_generation is not None:
-            self._around.on_generation(self._lease.run_id, LoopGeneration.from_event(event))
+            self._around.on_generation(self._row, LoopGeneration.from_event(event))
 
     def _apply(
         self, phase: Phase, function: Callable[..., Any], decided: Intent, span: GenerationSpan
@@ -238,6 +238,8 @@ class Worker:
             else:
                 what = self._head.live[-2] if len(self._head.live) > 1 else None
             started_s = time.monotonic()
+            if self._hold.due:  # it may have slept since it was told that the run is its own
+                yield StoreCall(self._hold.check)
             try:
                 yield UserCall(function, (context, what))
                 return True
@@ -255,8 +257,7 @@ class Worker:
         started_s: float,
         span: GenerationSpan,
     ) -> Logic[None]:
-        """Record a failed attempt and what it cost; nothing when the lease was lost."""
-        self._make_sure_it_is_not_lost(why)
+        """Record a failed attempt and what it cost. The store refuses it if the lease is lost."""
         span.failed(phase, why)
         failed = StepFailed(
             generation=context.generation,
@@ -287,6 +288,7 @@ class Worker:
         except StoreUnavailable:
             appended = yield append  # whether the first one is there, this one finds out
         self._hold.confirm(appended.control)
+        self._row = msgspec.structs.replace(self._row, head=head, status=status, reason=reason)
         self._deaths = 0
         self.ended = status != "running"
 
@@ -301,11 +303,6 @@ class Worker:
             yield StoreCall(lambda row=row: log.record(run_id, row.event))  # type: ignore[misc]
 
     # --- the lease ----------------------------------------------------------------------------
-
-    def _make_sure_it_is_not_lost(self, why: Exception) -> None:
-        """Keep a failure that only says that the lease is lost from being recorded as one."""
-        if self._hold.lost:
-            raise LeaseLost(run_id=self._lease.run_id, token=self._lease.token) from why
 
     def _make_sure_it_is_ours(self) -> Logic[None]:
         """Look, without a write, whether another worker has the run."""

@@ -64,7 +64,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     """
     One complete tool call: `arguments` was a whole JSON object when it arrived.
 
-    It may run only after `Done`: a stream that breaks off later takes its calls back.
+    It may run only after `Done`: a stream that breaks off later takes its calls back. An answer cut
+    off by its length or by a filter has no calls, lest half of its plan is executed.
     """
 
     id: str

@@ -126,7 +126,7 @@ class Models:
     async def warm_up(self, provider: str) -> None:
         """Import, in a thread, what the provider's first request would have to wait for."""
         if self.settings[provider].kind != "scripted":
-            await anyio.to_thread.run_sync(self._vendor(provider).warm_up)
+            await anyio.to_thread.run_sync(self._vendor(provider).warm_up, abandon_on_cancel=True)
 
     async def aclose(self) -> None:
         """Close every connection. Requests that still run fail."""

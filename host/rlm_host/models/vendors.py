@@ -62,7 +62,10 @@ class Vendor:
         key = secret or NO_KEY
         model = self._models.get((info.name, key))
         if model is None:
-            model = await anyio.to_thread.run_sync(self._build, info.name, key)
+            # Abandoned when cancelled: an interrupt shall not wait for an import.
+            model = await anyio.to_thread.run_sync(
+                self._build, info.name, key, abandon_on_cancel=True
+            )
         begun = False
         try:
             async with _open(model, request, self._settings(request)) as opened:
@@ -106,9 +109,7 @@ class Vendor:
         if request.max_output_tokens is not None:
             settings["max_tokens"] = request.max_output_tokens
         if self._setting.kind == "openai-responses":
-            settings["openai_store"] = (
-                False  # the transcript is ours; nothing rests with the vendor
-            )
+            settings["openai_store"] = False
         return settings  # type: ignore[return-value]
 
     def _build(self, name: str, key: str) -> "Model[Any]":

@@ -13,6 +13,7 @@ import msgspec
 from rlm_protocol.limits import MIB
 
 from . import reaper
+from .pipes import to_the_end
 from .spawn import Processes
 
 OUTPUT_BYTES = 16 * MIB
@@ -37,6 +38,7 @@ async def run_command(
     cwd: Path,
     input: bytes = b"",  # noqa: A002
     timeout_ms: int | None = None,
+    grace_ms: int = 0,
     max_output_bytes: int = OUTPUT_BYTES,
 ) -> Finished:
     """
@@ -52,6 +54,7 @@ async def run_command(
         cwd: working directory.
         input: written to its stdin, then the end of stream.
         timeout_ms: milliseconds until the tree is killed; None for no limit.
+        grace_ms: milliseconds between SIGTERM and the end of the tree, on timeout or cancellation.
         max_output_bytes: what is kept of stdout, from its beginning.
 
     Raises:
@@ -74,8 +77,14 @@ async def run_command(
     ) as child:
         child.stdin.write(input)
         child.stdin.close(flush=True)
-        async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-            exit_ = await asyncio.shield(child.ended)
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                exit_ = await asyncio.shield(child.ended)
+        except (TimeoutError, asyncio.CancelledError):
+            if grace_ms:
+                child.terminate()
+                await to_the_end(asyncio.wait({child.ended}, timeout=grace_ms / 1000))
+            raise
     return Finished(
         exit_code=exit_.code,
         stdout=bytes(kept),

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 PROC = Path("/proc")
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 4, 36, 37
 
 
 class ProcessFact(msgspec.Struct, frozen=True):
@@ -99,13 +99,19 @@ def pid_namespace() -> str:
         return ""
 
 
-def prctl(option: int, value: int) -> bool:
-    """Change a trait of this process. False where the kernel cannot do it or refuses it."""
+def prctl(option: int, argument: object) -> bool:
+    """Change a trait of this process, or ask for one. False where the kernel cannot do it."""
     try:
         call: Any = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
         return False
-    return bool(call(option, value, 0, 0, 0) == 0)
+    return bool(call(option, argument, 0, 0, 0) == 0)
+
+
+@functools.cache
+def can_adopt() -> bool:
+    """Tell whether a process here can become the parent of what its descendants orphan."""
+    return prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(ctypes.c_int()))
 
 
 def harden_host() -> bool:

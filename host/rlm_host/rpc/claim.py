@@ -13,7 +13,13 @@ def claim_stdio() -> tuple[int, int]:
 
     Afterwards fd 0 is /dev/null and fd 1 is stderr, so that no `print`, no library and no child
     process can put a byte into the protocol or take one out of it. Call it before any other import.
+    Descriptors that were closed at the start are opened on /dev/null first.
     """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free one: this
     read = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
     write = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, HIGH_FD)
     null = os.open(os.devnull, os.O_RDONLY)

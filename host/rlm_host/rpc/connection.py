@@ -1,12 +1,13 @@
 """One client's connection, incoming side: bytes to frames to requests, each answered once."""
 
 import asyncio
+import contextvars
 import functools
 import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -40,7 +41,12 @@ from .attachment import ClientAttachment, internal_error
 from .capabilities import initialize_result
 from .context import Context, Handler
 from .endpoint import Endpoint
+from .language import LANGUAGE_NOTIFICATIONS, LANGUAGE_REQUESTS, OPENS
 from .services import Services
+
+SETTLE_S, DRAIN_S = 0.1, 0.3
+if TYPE_CHECKING:
+    from .server import LanguageFeatures
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +91,9 @@ class Connection:
         self._initialized = False
         self._shutdown = False
         self._ended = False
+        self._idle = anyio.Event()
+        self._said: InitializeParams | None = None
+        self._language: LanguageFeatures | None = None
         self.attachment = ClientAttachment(
             endpoint,
             id_=services.attachments.next_id(),
@@ -102,16 +111,33 @@ class Connection:
         if self._endpoint.watchable:
             self._loop.add_reader(self._endpoint.read_fd, self._readable)
         else:
-            threading.Thread(target=self._read_in_thread, daemon=True, name="rpc-reader").start()
+            here = contextvars.copy_context()
+            threading.Thread(
+                target=self._read_in_thread, args=(here,), daemon=True, name="rpc-reader"
+            ).start()
 
-    async def close(self, drain_s: float = 0.3) -> None:
-        """Write what is queued for `drain_s` at most, then let go of the endpoint."""
+    async def settle(self) -> None:
+        """Let what runs finish in SETTLE_S, cancel the rest, and give that as long to answer."""
+        with anyio.move_on_after(SETTLE_S):
+            await self._until_idle()
+        for scope in self._running.values():
+            scope.cancel()
+        with anyio.move_on_after(SETTLE_S):
+            await self._until_idle()
+
+    async def close(self) -> None:
+        """Write what is queued for DRAIN_S at most, then let go of the endpoint."""
         self._ended = True
         self._stop_reading()
         with anyio.CancelScope(shield=True):
-            await self.attachment.drain(drain_s)
+            await self.attachment.drain(DRAIN_S)
         self.attachment.close()
         self._endpoint.close()
+
+    async def _until_idle(self) -> None:
+        while self._running:
+            self._idle = anyio.Event()
+            await self._idle.wait()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -120,14 +146,14 @@ class Connection:
         if data is not None:
             self._received(data)
 
-    def _read_in_thread(self) -> None:
+    def _read_in_thread(self, context: contextvars.Context) -> None:
         """Read what no loop can watch, a file; ends at its end."""
         while True:
             data = self._endpoint.read()
             if data is None:
                 continue
             try:
-                self._loop.call_soon_threadsafe(self._received, data)
+                self._loop.call_soon_threadsafe(self._received, data, context=context)
             except RuntimeError:  # the loop is closed: so is everything else
                 return
             if not data:
@@ -167,24 +193,31 @@ class Connection:
             return
         self._ended = True
         self._stop_reading()
-        log.info("%s ends: %s", self.attachment.id, reason)
+        level = logging.INFO if clean else logging.WARNING
+        log.log(level, "%s ends: %s", self.attachment.id, reason)
         self._on_end(Ended(reason, clean))
 
     # --- messages ---------------------------------------------------------------------------------
 
     def _frame(self, frame: bytes) -> None:
         event = self.peer.receive(frame)
-        match event:
-            case RequestReceived():
-                self._requested(event)
-            case NotificationReceived():
-                self._notified(event)
-            case Answered():
-                self.attachment.answered(event)
-            case Violation():
-                log.warning("%s: %s", self.attachment.id, event.reason)
-                if event.reply is not None:
-                    self.attachment.reply_raw(event.reply)
+        try:
+            match event:
+                case RequestReceived():
+                    self._requested(event)
+                case NotificationReceived():
+                    self._notified(event)
+                case Answered():
+                    self.attachment.answered(event)
+                case Violation():
+                    level = logging.DEBUG if event.reply is None else logging.WARNING
+                    log.log(level, "%s: %s", self.attachment.id, event.reason)
+                    if event.reply is not None:
+                        self.attachment.reply_raw(event.reply)
+        except Exception as bug:  # the connection goes on: its other requests have done no wrong
+            refusal = internal_error("the connection", bug)
+            if isinstance(event, RequestReceived) and event.id in self.peer.open_theirs:
+                self.attachment.fail(event.id, refusal)
 
     def _requested(self, request: RequestReceived) -> None:
         try:
@@ -205,18 +238,22 @@ class Connection:
 
     def _dispatch(self, request: RequestReceived) -> None:
         row = METHODS.get(request.method)
-        if row is None or row.direction != "client":
+        if request.method in LANGUAGE_REQUESTS:
+            handler: Handler = functools.partial(self._language_request, request.method)
+            params: Any = request.params
+        elif row is None or row.direction != "client":
             raise MethodNotFound(method=request.method[:200])
-        handler = self._handlers.get(row.name)
-        if handler is None:
+        elif row.name not in self._handlers:
             raise Unsupported(method=row.name)
-        params = decode_params(row, request.params)
+        else:
+            handler = self._handlers[row.name]
+            params = decode_params(row, request.params)
         scope = anyio.CancelScope()
         self._running[request.id] = scope
-        self._tasks.start_soon(self._run, request.id, row, handler, params, scope)
+        self._tasks.start_soon(self._run, request.id, request.method, handler, params, scope)
 
     async def _run(
-        self, id_: Id, row: Method, handler: Handler, params: Any, scope: anyio.CancelScope
+        self, id_: Id, name: str, handler: Handler, params: Any, scope: anyio.CancelScope
     ) -> None:
         """Run one request to its one answer."""
         after: list[Callable[[], None]] = []
@@ -226,23 +263,25 @@ class Connection:
                 if not scope.cancel_called:  # cancelled before it began: it never runs
                     context = Context(self._services, self.attachment, id_, after)
                     result = await handler(context, params)
-                    answer = functools.partial(self._respond, id_, row, result)
+                    answer = functools.partial(self._respond, id_, name, result)
         except RlmError as refusal:
             answer = functools.partial(self.attachment.fail, id_, refusal)
         except Exception as bug:
-            answer = functools.partial(self.attachment.fail, id_, internal_error(row.name, bug))
+            answer = functools.partial(self.attachment.fail, id_, internal_error(name, bug))
         finally:
             self._running.pop(id_, None)
             if not self.attachment.closed:
                 (answer or functools.partial(self.attachment.fail, id_, RequestCancelled()))()
             for callback in after:
                 callback()
+            if not self._running:
+                self._idle.set()
 
-    def _respond(self, id_: Id, row: Method, result: object) -> None:
+    def _respond(self, id_: Id, name: str, result: object) -> None:
         try:
             self.attachment.respond(id_, result)
         except (TypeError, ValueError) as bug:
-            self.attachment.fail(id_, internal_error(f"the result of {row.name}", bug))
+            self.attachment.fail(id_, internal_error(f"the result of {name}", bug))
 
     def _notified(self, event: NotificationReceived) -> None:
         match event.method:
@@ -250,6 +289,9 @@ class Connection:
                 self._end("exit", clean=self._shutdown)
             case "$/cancelRequest":
                 self._cancel(event.params)
+            case method if method in LANGUAGE_NOTIFICATIONS and self._initialized:
+                if self._language is not None or method == OPENS:
+                    self._language_features().notify(method, event.params)
             case _:
                 log.debug("%s: notification %s", self.attachment.id, event.method[:200])
 
@@ -262,6 +304,19 @@ class Connection:
         if scope is not None:
             scope.cancel()
 
+    # --- language features ------------------------------------------------------------------------
+
+    def _language_features(self) -> "LanguageFeatures":
+        if self._language is None:
+            from .server import LanguageFeatures
+
+            assert self._said is not None
+            self._language = LanguageFeatures(self._services, self.attachment, self._said)
+        return self._language
+
+    async def _language_request(self, method: str, context: Context, params: msgspec.Raw) -> Any:
+        return await self._language_features().request(context, method, params)
+
     # --- life cycle -------------------------------------------------------------------------------
 
     def _initialize(self, request: RequestReceived) -> object:
@@ -270,6 +325,7 @@ class Connection:
         params = decode_params(METHODS["initialize"], request.params)
         result = initialize_result(params, frozenset(self._handlers))
         self._initialized = True
+        self._said = params
         self._on_initialize(params)
         return result
 

@@ -8,6 +8,7 @@ of it is changed: a pipe is opened anew, a socket is asked per call, anything el
 import contextlib
 import os
 import select
+import selectors
 import socket
 import stat
 from collections.abc import Callable
@@ -126,4 +127,10 @@ def _reopened(fd: int, access: int) -> int:
 
 
 def _watchable(fd: int) -> bool:
-    return not stat.S_ISREG(os.fstat(fd).st_mode)
+    """Tell whether a loop can watch it: not a file, not /dev/null."""
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(fd, selectors.EVENT_READ)
+        except (PermissionError, ValueError):
+            return False
+    return True

@@ -34,6 +34,7 @@ class Lifetime:
         self.code: int | None = None
         self._over = anyio.Event()
         self._watchdog = watchdog
+        self._timer: threading.Timer | None = None
         self._interrupted_at: float | None = None
 
     async def wait(self) -> int:
@@ -49,22 +50,28 @@ class Lifetime:
         log.info("ending: %s", reason)
         self.code = code
         self._over.set()
-        if self._watchdog:
-            timer = threading.Timer(GONE_MS / 1000, os._exit, (code,))
-            timer.daemon = True
-            timer.start()
+        self._watch(code)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Take SIGINT, SIGTERM and SIGHUP for the length of the block."""
+        """
+        Take SIGINT, SIGTERM and SIGHUP for the length of the block.
+
+        By Python's own handlers, not the loop's: they start the watchdog even while something holds
+        the loop. Only on the main thread.
+        """
         loop = asyncio.get_running_loop()
-        for number in EXIT_CODES:
-            loop.add_signal_handler(number, self._signalled, number)
+
+        def signalled(number: int, _frame: object) -> None:
+            self._watch(EXIT_CODES[signal.Signals(number)])
+            loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
+
+        old = {number: signal.signal(number, signalled) for number in EXIT_CODES}
         try:
             yield
         finally:
-            for number in EXIT_CODES:
-                loop.remove_signal_handler(number)
+            for number, handler in old.items():
+                signal.signal(number, handler)
 
     def _signalled(self, number: signal.Signals) -> None:
         now = asyncio.get_running_loop().time()
@@ -75,6 +82,13 @@ class Lifetime:
             return
         self._interrupted_at = now if number == signal.SIGINT else None
         self.end(EXIT_CODES[number], number.name)
+
+    def _watch(self, code: int) -> None:
+        """End the process after GONE_MS, whatever hangs."""
+        if self._watchdog and self._timer is None:
+            self._timer = threading.Timer(GONE_MS / 1000, os._exit, (code,))
+            self._timer.daemon = True
+            self._timer.start()
 
     async def follow(self, pid: int) -> None:
         """

@@ -1,8 +1,7 @@
 """
-The conformance kit: does a runtime keep the promises of the protocol? Needs msgspec alone.
+The conformance kit: `python -m rlm_protocol.conformance runtime|host -- COMMAND...`.
 
-    python -m rlm_protocol.conformance runtime -- COMMAND...
-
-Vectors (`vectors/*.jsonl`) hold promises as steps; they contain no code of any language: cells are
-named snippets, looked up in `languages/LANGUAGE.toml`.
+It starts the command as a user would, talks to it over its pipes alone, and says for every promise
+of the protocol whether it is kept. Imports the standard library and msgspec only. Hosts and kernels
+never import it.
 """

@@ -1,45 +1,97 @@
-"""Command line of the conformance kit."""
+"""The command line: `python -m rlm_protocol.conformance runtime|host [options] -- COMMAND...`."""
 
 import argparse
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from . import runner, vectors
+from . import report, runner
+from .child import no_orphans
+from .host import PROMISES as HOST_PROMISES
+from .host.kit import HostKit
+from .language import PYTHON, Language
+from .promise import Outcome, Promise
+from .runtime import PROMISES as RUNTIME_PROMISES
+from .runtime.kit import RuntimeKit
+
+CATALOGS: dict[str, tuple[Promise[Any], ...]] = {
+    "runtime": RUNTIME_PROMISES,
+    "host": HOST_PROMISES,
+}
+KITS: dict[str, type[RuntimeKit] | type[HostKit]] = {"runtime": RuntimeKit, "host": HostKit}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the kit. Returns 0 when no promise was broken, 1 when one was, 2 for a wrong call."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Give the parser of the command line without its `-- COMMAND...`."""
+    out = argparse.ArgumentParser(
         prog="python -m rlm_protocol.conformance",
-        description="Does a runtime keep the promises of the protocol?",
+        description="Say for every promise of the protocol whether a command keeps it.",
+        epilog="Exit code: 0 when no promise is broken, 1 when one is, 2 for wrong usage.",
+        usage="%(prog)s {runtime,host} [options] -- COMMAND...",
     )
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    runtime = kinds.add_parser("runtime", help="a process that executes cells on stdio")
-    runtime.add_argument("--language", default="python", help="whose snippets to send")
-    runtime.add_argument(
-        "--profile", action="append", choices=vectors.PROFILES, help="default: all of them"
-    )
-    runtime.add_argument("--only", help="promises whose id contains this")
-    runtime.add_argument("--patience-s", type=float, default=20.0, help="for one event")
-    runtime.add_argument("command", nargs="+", help="after `--`: how to start the runtime")
-    options = parser.parse_args(argv)
+    out.add_argument("kind", choices=tuple(CATALOGS), help="what the command is")
+    out.add_argument("--profile", action="append", default=[], help="check this profile only")
+    out.add_argument("--only", action="append", default=[], metavar="ID", help="`a.*` for a prefix")
+    out.add_argument("--language", type=Path, default=PYTHON, metavar="FILE", help="cells (TOML)")
+    out.add_argument("--timeout", type=float, default=10.0, metavar="S", help="of a single wait")
+    out.add_argument("--budget", type=float, default=600.0, metavar="S", help="of the whole run")
+    out.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
+    out.add_argument("--junit", type=Path, metavar="FILE", help="write the report as JUnit XML")
+    out.add_argument("--list", action="store_true", help="list the promises and check nothing")
+    return out
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the kit and print its report; give the exit code."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    usage = parser()
+    options = usage.parse_args(argv[:cut])
+    command = list(argv[cut + 1 :])
     try:
-        words = vectors.language(options.language)
-    except FileNotFoundError:
-        parser.error(f"there are no snippets for the language {options.language!r}")
-    counts = {"passed": 0, "failed": 0, "not supported": 0}
-    for promise in vectors.promises(tuple(options.profile or vectors.PROFILES)):
-        if options.only and options.only not in promise.id:
-            continue
-        outcome = runner.run(promise, options.command, words, patience_s=options.patience_s)
-        counts[outcome.verdict] += 1
-        line = f"{outcome.verdict:13} {promise.id:34} {promise.title}"
-        sys.stdout.write(
-            line + (f"\n              {outcome.reason}" if outcome.reason else "") + "\n"
+        promises = runner.select(
+            CATALOGS[options.kind], profiles=options.profile, only=options.only
         )
+        language = Language(options.language)
+    except (OSError, ValueError) as why:
+        usage.error(str(why))
+    if options.list:
+        sys.stdout.write("".join(f"{p.id:<28} {p.text}\n" for p in promises))
+        return 0
+    if not command:
+        usage.error("no command: give it after `--`")
+    outcomes = _run(promises, command, language, options)
+    if options.json:
+        options.json.write_bytes(report.to_json(outcomes, kind=options.kind, command=command))
+    if options.junit:
+        options.junit.write_bytes(report.to_junit(outcomes, kind=options.kind))
+    return 1 if any(outcome.verdict == "failed" for outcome in outcomes) else 0
+
+
+def _run(
+    promises: Sequence[Promise[Any]],
+    command: list[str],
+    language: Language,
+    options: argparse.Namespace,
+) -> list[Outcome]:
+    def tell(outcome: Outcome) -> None:
+        sys.stdout.write(report.line(outcome) + "\n")
         sys.stdout.flush()
-    sys.stdout.write(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + "\n")
-    return 1 if counts["failed"] else 0
+
+    with tempfile.TemporaryDirectory(prefix="rlm-conformance-") as folder, no_orphans() as adopts:
+        kit = KITS[options.kind](
+            command, language, Path(folder), timeout_s=options.timeout, adopts=adopts
+        )
+        with kit:
+            outcomes = runner.run(kit, promises, budget_s=options.budget, tell=tell)
+    told = {outcome.id for outcome in outcomes if outcome.verdict == "failed"}
+    late = [o for o in outcomes if o.id in told]
+    sys.stdout.write("\n" + report.summary(outcomes) + "\n")
+    for outcome in late:
+        sys.stdout.write(report.line(outcome) + "\n")
+    return outcomes
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,29 +1,11 @@
 """How processes of one machine see at once that another has died: a lock that dies with it."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import secrets
 import weakref
 from pathlib import Path
-
-_LINUX_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def boot_id() -> str:
-    """
-    Give a text that is another one after each boot, since a monotonic clock then starts anew.
-
-    Source: Linux `random(4)`; on other systems the boot session's UUID of `sysctl(3)`.
-    """
-    with contextlib.suppress(OSError):
-        return _LINUX_BOOT_ID.read_text().strip()
-    libc, size = ctypes.CDLL(None), ctypes.c_size_t(64)
-    text = ctypes.create_string_buffer(size.value)
-    if libc.sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0) != 0:
-        raise OSError("this system tells no boot id")
-    return text.value.decode()
 
 
 class OwnerLock:

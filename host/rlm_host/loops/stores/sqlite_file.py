@@ -99,7 +99,8 @@ def _open(path: Path, layout: Layout, sync: str, busy_ms: int) -> apsw.Connectio
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
+    try:
+        with store_errors(path, db):
             db.set_busy_timeout(busy_ms)
             if _version(db, path, layout) < layout.version:
                 _create(db, path, layout)
@@ -110,10 +111,10 @@ def _open(path: Path, layout: Layout, sync: str, busy_ms: int) -> apsw.Connectio
                     path=str(path),
                 )
             db.execute(f"PRAGMA synchronous={sync}")
-        except BaseException:
-            db.close()
-            raise
-        return db
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _version(db: apsw.Connection, path: Path, layout: Layout) -> int:

@@ -1,0 +1,230 @@
+"""
+The money of a tree: usage is folded upwards, budgets are admitted at its root.
+
+Both are kept under one lock for each journal that is written to, because a decision and the record
+of it must not have another one between them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+import anyio
+import msgspec
+
+from rlm_protocol import records as r
+from rlm_protocol.errors import RlmError
+from rlm_protocol.item import Notice
+from rlm_protocol.usage import Usage
+
+from ..models.catalog import ModelInfo
+from ..models.prices import cost_nano_usd
+from ..models.provider import Request
+from ..models.provider import Usage as Measured
+from ..sessions.session import SessionActor
+from .budget import Amount, BudgetBook, Scope
+from .kin import Kin, registry_of
+from .registry import Child
+
+BUDGET = "budget"
+"""Name of this module's fold in `SessionPorts.folds`; only the root's is filled."""
+OUTPUT_TOKENS_UNKNOWN = 128_000
+"""The longest answer that is assumed of a model whose limits are not known."""
+
+log = logging.getLogger(__name__)
+
+
+class Accounts:
+    """Keeps usage and budgets of every tree. Made once, by the service."""
+
+    def __init__(self, kin: Kin, resolve: Callable[[str], ModelInfo]) -> None:
+        self._kin, self._resolve = kin, resolve
+        self._locks: dict[str, anyio.Lock] = {}
+
+    # --- usage ---
+
+    async def fold_up(self, actor: SessionActor) -> None:
+        """
+        Bring every ancestor up to date with what this session's subtree has used.
+
+        A disk that does not take a record is logged: the difference is folded up with the next.
+        """
+        while actor.state.opened.parent is not None:
+            parent, child = await self._kin.parent_of(actor)
+            try:
+                await self._fold_child(parent, child, actor)
+            except RlmError as why:
+                log.warning("usage of %s is not folded up yet: %s", child.id, why)
+                return
+            actor = parent
+
+    async def _fold_child(self, parent: SessionActor, child: Child, actor: SessionActor) -> None:
+        async with self._lock(parent):
+            attribution = registry_of(parent).attribution
+            due = attribution.due(child.id, actor.state.subtree, child.item_id)
+            if due is not None:
+                await parent.append(due)
+
+    # --- budgets ---
+
+    async def reserve(self, actor: SessionActor, request: Request, attempt: int) -> None:
+        """
+        Set the worst case of a request aside on every scope above the session that has a limit.
+
+        Raises:
+            BudgetExhausted: a scope has no room; nothing was set aside.
+        """
+        scopes = await self._scopes(actor)
+        if scopes:
+            key = _request_id(actor, attempt)
+            worst = worst_case(request, self._resolve(request.model))
+            try:
+                await self._admit(actor, scopes, worst, key)
+            except asyncio.CancelledError:
+                # The reservation may be on its way to the disk: what follows it frees it.
+                await (await self._kin.root_of(actor)).append(r.BudgetSettled(reservation_id=key))
+                raise
+
+    async def reserve_spawn(self, actor: SessionActor, child_id: str) -> None:
+        """Count a spawn. Raises BudgetExhausted."""
+        scopes = await self._scopes(actor)
+        if scopes:
+            await self._admit(actor, scopes, Amount(spawns=1), f"{actor.id}-{child_id}")
+
+    async def settle(self, actor: SessionActor, attempt: int, usage: Usage | None) -> None:
+        """Put what a request really took in the place of its worst case; None: it took nothing."""
+        await self._settle(actor, _request_id(actor, attempt), usage)
+
+    async def settle_spawn(self, actor: SessionActor, child_id: str, *, spawned: bool) -> None:
+        """Keep the spawn that was counted, or give it back."""
+        root = await self._kin.root_of(actor)
+        reservation = f"{actor.id}-{child_id}"
+        if reservation in book_of(root).open:
+            record = r.BudgetSettled(reservation_id=reservation, spawns=int(spawned))
+            await root.append(record)
+
+    async def recover(self, root: SessionActor) -> None:
+        """Settle what a crash cut off: whether it was used is not known, so it is charged whole."""
+        for reservation in tuple(book_of(root).open.values()):
+            await root.append(_whole(reservation))
+
+    async def spawns_left(self, actor: SessionActor) -> int | None:
+        """Give how many more children the budgets above a session admit; None without a limit."""
+        scopes = await self._scopes(actor)
+        return book_of(await self._kin.root_of(actor)).spawns_left(scopes) if scopes else None
+
+    async def _admit(
+        self, actor: SessionActor, scopes: tuple[Scope, ...], amount: Amount, key: str
+    ) -> None:
+        root = await self._kin.root_of(actor)
+        async with self._lock(root):
+            book, now_ms = book_of(root), self._kin.clock.now_ms()
+            book.admit(amount, scopes, now_ms=now_ms)
+            reserved = r.BudgetReserved(
+                reservation_id=key,
+                session_id=actor.id,
+                scopes=tuple(scope.key for scope in scopes),
+                cost_nano_usd=amount.cost_nano_usd or 0,
+                tokens=amount.tokens,
+                spawns=amount.spawns,
+            )
+            await root.append(reserved)
+            for scope in book.to_warn(scopes, now_ms=now_ms):
+                await self._warn(root, scope)
+
+    async def _settle(self, actor: SessionActor, key: str, usage: Usage | None) -> None:
+        root = await self._kin.root_of(actor)
+        reservation = book_of(root).open.get(key)
+        if reservation is None:
+            return
+        if usage is None:
+            settled = r.BudgetSettled(reservation_id=key)
+        elif usage.unmeasured:
+            settled = _whole(reservation)
+        else:
+            settled = r.BudgetSettled(
+                reservation_id=key,
+                cost_nano_usd=(
+                    reservation.cost_nano_usd if usage.unknown_cost else usage.cost_nano_usd
+                ),
+                tokens=usage.input_tokens + usage.output_tokens,
+            )
+        await root.append(settled)
+
+    async def _warn(self, root: SessionActor, scope: Scope) -> None:
+        await root.append(r.BudgetWarned(scope=scope.key))
+        target = self._kin.loaded(scope.key)
+        if target is None:
+            return
+        now_ms = self._kin.clock.now_ms()
+        notice = Notice(
+            id=f"budget-{scope.key}",
+            level="warning",
+            text="More than 80 % of this session's budget is used or reserved.",
+            started_at_ms=now_ms,
+            completed_at_ms=now_ms,
+        )
+        await target.append(r.ItemCompleted(item=notice, shown=notice.text))
+
+    async def _scopes(self, actor: SessionActor) -> tuple[Scope, ...]:
+        """Give the session and its ancestors, innermost first, as far as they have a limit."""
+        scopes = []
+        while True:
+            limit = actor.state.options.budget
+            if limit is not None:
+                scopes.append(Scope(key=actor.id, limit=limit, since_ms=actor.state.created_at_ms))
+            if actor.state.opened.parent is None:
+                return tuple(scopes)
+            actor, _ = await self._kin.parent_of(actor)
+
+    def _lock(self, actor: SessionActor) -> anyio.Lock:
+        return self._locks.setdefault(actor.id, anyio.Lock())
+
+
+def book_of(root: SessionActor) -> BudgetBook:
+    """Give the budget book of a tree."""
+    return cast(BudgetBook, root.folds[BUDGET])
+
+
+def worst_case(request: Request, model: ModelInfo) -> Amount:
+    """
+    Give the most that a request can take.
+
+    A token is at least a byte, so the request's bytes bound its tokens; the answer is bounded by
+    what was asked for, by the model's limit, or by its window. Writing to a cache may cost more
+    than plain input.
+    """
+    tokens_in = len(msgspec.json.encode(request))
+    tokens_out = (
+        request.max_output_tokens
+        or model.max_output_tokens
+        or model.context_window_tokens
+        or OUTPUT_TOKENS_UNKNOWN
+    )
+    costs = [
+        cost_nano_usd(
+            model.prices,
+            Measured(input_tokens=tokens_in, cache_write_tokens=cached, output_tokens=tokens_out),
+        )
+        for cached in (0, tokens_in)
+    ]
+    known = [cost for cost in costs if cost is not None]
+    return Amount(
+        cost_nano_usd=max(known) if len(known) == len(costs) else None,
+        tokens=tokens_in + tokens_out,
+    )
+
+
+def _request_id(actor: SessionActor, attempt: int) -> str:
+    turn = actor.state.turn
+    return f"{actor.id}-{turn.turn_id if turn else ''}-{attempt}"
+
+
+def _whole(reservation: r.BudgetReserved) -> r.BudgetSettled:
+    return r.BudgetSettled(
+        reservation_id=reservation.reservation_id,
+        cost_nano_usd=reservation.cost_nano_usd,
+        tokens=reservation.tokens,
+        spawns=reservation.spawns,
+    )

@@ -1,0 +1,165 @@
+"""`rlm-host run PROMPT`: one session, one input, watched to its end."""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rlm_protocol.errors import RlmError
+
+from ..client import HostClient
+from .launch import say_error
+from .terminal import TerminalView
+
+INTERRUPTED = 130
+STOP_S = 0.8
+"""After Ctrl-C, how long the turn may take to end by itself; then the host is ended."""
+
+
+class Watched:
+    """What came of the input."""
+
+    def __init__(self) -> None:
+        self.session: dict[str, Any] = {}
+        self.turn_id = ""
+        self.status = "failed"
+        self.text = ""
+        self.error: dict[str, Any] | None = None
+        self.usage: dict[str, Any] = {}
+
+    @property
+    def kept(self) -> str:
+        """Say what outlives the command."""
+        where = self.session.get("journalPath")
+        return f"What was acknowledged is in {where}." if where else "Nothing was kept."
+
+
+async def run(
+    options: argparse.Namespace,
+    prompt: str,
+    view: TerminalView | None,
+    interrupted: asyncio.Event,
+    watched: Watched,
+) -> None:
+    """
+    Start a host, give it the prompt, watch until the session is quiet or Ctrl-C; fill `watched`.
+
+    Without a view every notification is a JSON line on stdout.
+
+    Raises:
+        RlmError: the host or one of its answers; what was acknowledged is in the journal.
+    """
+    settings = ("--config", str(options.config.absolute())) if options.config else ()
+    async with HostClient.spawn(arguments=settings) as client:
+        params = {"cwd": str(options.cwd.absolute()), "model": options.model}
+        if options.thinking:
+            params["thinking"] = options.thinking
+        created = await client.request("session/create", {**params, "ephemeral": options.ephemeral})
+        watched.session = created["session"]
+        session_id = watched.session["id"]
+        async with client.notifications(session_id=session_id) as events:
+            started = await client.request(
+                "turn/start",
+                {"sessionId": session_id, "input": [{"type": "text", "text": prompt}]},
+            )
+            watched.turn_id = started["turnId"]
+            watching = asyncio.ensure_future(_watch(events, watched, view))
+            stopping = asyncio.ensure_future(interrupted.wait())
+            await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await _stop(client, session_id, watching)
+            else:
+                stopping.cancel()
+                await watching
+                watched.usage = await client.request("usage/read", {"sessionId": session_id})
+
+
+async def _watch(events: Any, watched: Watched, view: TerminalView | None) -> None:
+    ended = False
+    async for event in events:
+        params = event.params
+        if view is None:
+            sys.stdout.write(json.dumps({"method": event.method, "params": params}) + "\n")
+            sys.stdout.flush()
+        else:
+            view.notification(event.method, params)
+        if event.method == "item/completed" and params["item"]["type"] == "agentMessage":
+            watched.text = params["item"]["text"]
+        elif event.method == "turn/completed":
+            ended = True
+            watched.status, watched.error = params["status"], params.get("error")
+        elif event.method == "session/quiet" and ended:
+            return
+
+
+async def _stop(client: HostClient, session_id: str, watching: "asyncio.Future[None]") -> None:
+    """Stop the session and all below it; what does not end in time ends with the host."""
+    try:
+        async with asyncio.timeout(STOP_S):
+            await client.request("turn/interrupt", {"sessionId": session_id, "subtree": True})
+            await watching
+    except (TimeoutError, RlmError):
+        watching.cancel()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; 0 when the turn completed, 1 when it failed, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="rlm-host run", description=__doc__)
+    parser.add_argument("prompt", help="what to do; - reads it from stdin")
+    parser.add_argument("--model", required=True, metavar="PROVIDER/MODEL")
+    parser.add_argument("--cwd", type=Path, default=Path(), help="the workspace; default: here")
+    parser.add_argument("--thinking", help="off, minimal, low, medium, high, xhigh or max")
+    parser.add_argument("--ephemeral", action="store_true", help="keep nothing")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.toml")
+    parser.add_argument("--json", action="store_true", help="print notifications as JSON lines")
+    options = parser.parse_args(argv)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not options.cwd.is_dir():
+        parser.error(f"{options.cwd} is not a folder")
+    view = None if options.json else TerminalView(Console())
+    watched = Watched()
+    try:
+        return asyncio.run(_main(options, prompt, view, watched))
+    except (RlmError, OSError) as why:
+        if view is not None:
+            view.close()
+        say_error("rlm-host run", why, watched.kept)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+async def _main(
+    options: argparse.Namespace, prompt: str, view: TerminalView | None, watched: Watched
+) -> int:
+    interrupted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    await run(options, prompt, view, interrupted, watched)
+    if interrupted.is_set():
+        if view is not None:
+            view.close()
+        sys.stderr.write(f"rlm-host run: stopped. {watched.kept}\n")
+        return INTERRUPTED
+    if view is None:
+        last = {
+            "sessionId": watched.session["id"],
+            "status": watched.status,
+            "text": watched.text,
+            "error": watched.error,
+            "usage": watched.usage,
+            "journalPath": watched.session.get("journalPath"),
+        }
+        sys.stdout.write(json.dumps(last) + "\n")
+    else:
+        view.close()
+        if watched.error is not None:
+            view.problem(watched.error)
+        view.summary(watched.usage, watched.session)
+    sys.stdout.flush()
+    return 0 if watched.status == "completed" else 1

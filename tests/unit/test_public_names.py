@@ -1,0 +1,36 @@
+"""What people import by name (seed: loop kernel), and what it costs to start without it."""
+
+import subprocess
+import sys
+
+import rlm_host
+
+SLOW = (
+    "pydantic_ai",
+    "openai",
+    "anthropic",
+    "pygls",
+    "lsprotocol",
+    "rich",
+    "temporalio",
+    "psycopg",
+)
+
+
+def test_every_public_name_is_there_and_is_loaded_when_used() -> None:
+    for name in rlm_host.__all__:
+        assert getattr(rlm_host, name) is not None
+    code = (
+        "import rlm_host, sys; assert not any(m.startswith('rlm_host.loops') for m in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(rlm_host, "LoopColonel")
+
+
+def test_the_host_starts_without_what_it_may_never_need() -> None:
+    code = f"import rlm_host.app, sys; print([m for m in {SLOW!r} if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
+    assert told.stdout.strip() == b"[]"
