@@ -4,7 +4,7 @@ import sys
 
 
 def load() -> None:
-    """Import msgspec without typing_extensions: half of its import, and of no use on our Pythons."""
+    """Import msgspec without typing_extensions: half of its import, of no use on our Pythons."""
     name = "typing_extensions"
     if name in sys.modules:
         return
