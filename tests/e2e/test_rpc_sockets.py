@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlm_host.client import HostClient
-from rlm_protocol.conformance.host_driver import INITIALIZE, frame, notification, request
 from rlm_protocol.errors import HostLost, SessionLeased
 from support.cli import COMMAND, DEADLINE_S, cli_env, end, processes_of, rlm_host, wait_for
 from support.fake_client import attached, spawned
+from support.raw_host import INITIALIZE, frame, notification, request
 
 pytestmark = pytest.mark.anyio
 
