@@ -267,3 +267,38 @@ assert flag.value == 1
 """
     if facts.can_adopt():
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+SPY = """
+import os
+from rlm_host.processes.facts import harden_host, prctl
+
+if os.getuid() == 0:  # root reads everything: the promise is for everybody else
+    os.setgid(65534)
+    os.setuid(65534)
+    prctl(4, 1)
+
+def a_child_reads(name):
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(os.open(f"/proc/{parent}/{name}", os.O_RDONLY))
+        except PermissionError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+print([a_child_reads(n) for n in ("mem", "environ")])
+harden_host()
+print([a_child_reads(n) for n in ("mem", "environ")])
+"""
+
+
+def test_a_hardened_hosts_memory_and_environment_cannot_be_read_by_its_children() -> None:
+    if not facts.can_adopt():
+        pytest.skip("this machine has no prctl")
+    done = subprocess.run(
+        [sys.executable, "-c", SPY], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[True, True]\n[False, False]\n"

@@ -174,7 +174,8 @@ class Temporal(Server):
         super().__init__(
             [_program("temporal", "nowhere", how), "server", "start-dev", "--headless",
              "--ip", "127.0.0.1", "--port", str(self.port), "--db-filename", str(folder / "state.db"),
-             "--log-level", "error"],
+             "--log-level", "error",
+             *(f"--search-attribute={name}=Keyword" for name in ("RlmLoopTenant", "RlmLoopWorkspace", "RlmLoopStatus"))],
             folder,
         )  # fmt: skip
 

@@ -46,7 +46,7 @@ class Trap:
     def prop(self) -> int:
         raise AssertionError("ran a property")
 
-    def method(self, a: int, /, b: Any = None, *rest: int, c: str = "x", **more: int) -> None:
+    def method(self, a: int, /, b: Any = "one", *rest: int, c: str = "x", **more: int) -> None:
         """Do it."""
 
 
@@ -117,7 +117,7 @@ def test_complete(before: str, start: int, some: list[str]) -> None:
     ("code", "cursor", "starts"),
     [
         ("function", 3, "def function(a, b=2, *, key='kkk"),
-        ("trap.method", 8, "def method(self, a, /, b=[1], *rest, c='x', **more)\n\nDo it."),
+        ("trap.method", 8, "def method(self, a, /, b='one', *rest, c='x', **more)\n\nDo it."),
         ("trap", 1, "trap: Trap = <Trap>"),
         ("trap.slot", 9, "slot: dict = {'inner': 1}"),
         ("number", 0, "number: int = 41"),
