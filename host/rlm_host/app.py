@@ -50,6 +50,7 @@ async def build(
     stop: Callable[[str], None],
     socket: Path | None = None,
     clock: Clock | None = None,
+    on_secret: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Services]:
     """
     Own one host for the length of the block; leaving it ends every session, kernel and run.
@@ -63,6 +64,7 @@ async def build(
         stop: ends the whole host; the argument says why.
         socket: where this host listens, for whoever finds a session leased by it.
         clock: the machine's clock by default.
+        on_secret: told each provider's key before it is used, so that no log shows it.
     """
     clock = clock or SystemClock()
     started_ms = clock.monotonic_ms()
@@ -70,7 +72,15 @@ async def build(
         log.warning("this machine does not hide the host's memory from its cells")
     processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
     async with contextlib.AsyncExitStack() as block:
-        agents = Agents(config, env, home=home, clock=clock, processes=processes, socket=socket)
+        agents = Agents(
+            config,
+            env,
+            home=home,
+            clock=clock,
+            processes=processes,
+            socket=socket,
+            on_secret=on_secret,
+        )
         block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
@@ -128,8 +138,9 @@ class Agents:
         clock: Clock,
         processes: Processes,
         socket: Path | None = None,
+        on_secret: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._socket = socket
+        self._socket, self._on_secret = socket, on_secret
         self._config, self._env, self._home = config, env, home
         self._clock, self._processes = clock, processes
         self._models: Models | None = None
@@ -150,6 +161,7 @@ class Agents:
                 now_ms=self._clock.now_ms,
                 monotonic_ms=self._clock.monotonic_ms,
                 random=random.random,
+                on_secret=self._on_secret,
             )
         return self._models
 
