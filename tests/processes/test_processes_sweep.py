@@ -143,6 +143,28 @@ def test_a_tree_that_forks_while_it_is_killed_is_ended() -> None:
     assert not tagged("hopper", facts.processes())
 
 
+def test_a_tree_that_grows_while_it_is_killed_leaves_no_orphan() -> None:
+    """What is forked between the look and the kill must not get out of sight."""
+    grow = (
+        "import os, time\n"
+        "for _ in range(1000):\n"
+        "  if os.fork() == 0:\n"
+        "    os.setsid(); time.sleep(1000)\n"
+        "  time.sleep(0.005)\n"
+        "time.sleep(1000)\n"
+    )
+    root = subprocess.Popen(
+        [sys.executable, "-S", "-c", grow], env={**os.environ, SPAWN_TAG: "growing"}
+    )
+    while len(facts.descendants(root.pid)) < 5:
+        assert root.poll() is None
+    kill_all(lambda table: tree(root.pid, table))
+    root.wait()
+    orphans = tagged("growing", facts.processes())
+    kill_all(lambda table: tagged("growing", table))
+    assert not orphans
+
+
 HARDEST = """
 import os, subprocess
 subprocess.Popen(["sleep", NUMBER], start_new_session=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rlm_host.loops.inputs import LoopConfig, LoopObservation
 from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.postgres import PostgresRunStore
 from rlm_host.loops.stores.sqlite import SqliteRunStore
 from rlm_protocol.errors import RlmError
 
@@ -74,8 +75,16 @@ class FailPoint:
                 os.kill(os.getpid(), getattr(signal, self.action))
 
 
+def store_at(db: Path, fault=lambda point: None):
+    """Open the store of a test: the PostgreSQL one that a file names, or a SQLite file."""
+    url = db.with_suffix(".url")
+    if url.exists():
+        return PostgresRunStore(url.read_text(), fault=fault)
+    return SqliteRunStore(db, fault=fault)
+
+
 def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) -> LoopKernel:
-    store = SqliteRunStore(db, fault=fault)
+    store = store_at(db, fault)
     values = {**CONFIG, **config}
     return LoopKernel(store, LoopConfig("t", "w", **values), fault=fault, lease_ms=lease_ms)
 
