@@ -86,7 +86,7 @@ def failures(loops, report) -> list[StepFailed]:
 
 
 async def test_a_cell_finds_the_context_and_leaves_an_observation(tmp_path) -> None:
-    async with looping(tmp_path, max_generations=3) as (actor, run, loops):
+    async with looping(tmp_path, max_generations=3) as (actor, run, _):
         step = wire.ReplStep(
             session_id=actor.id,
             code="observation = dict(reward=context['generation'] / 10, artifactId='a')",
