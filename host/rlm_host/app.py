@@ -175,6 +175,7 @@ class Agents:
             self._children = ChildrenService(
                 models=self.models,
                 clock=self._clock,
+                processes=self._processes,
                 ports=ports,
                 new_hex=lambda digits: secrets.token_hex(digits)[:digits],
                 settings=ChildrenSettings(

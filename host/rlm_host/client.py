@@ -159,6 +159,7 @@ class HostClient:
         cls,
         *,
         command: Sequence[str] | None = None,
+        arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
         handlers: Mapping[str, RequestHandler] | None = None,
@@ -171,6 +172,7 @@ class HostClient:
 
         Args:
             command: program and arguments; this Python's `-m rlm_host` by default.
+            arguments: what comes behind them, for example `("--config", FILE)`.
             env: its whole environment; this process's by default.
             cwd: its working directory.
             handlers: what answers the host's requests, by method.
@@ -181,13 +183,18 @@ class HostClient:
             HostLost: it ended before it answered; `stderr_tail` says what it said.
         """
         process, endpoint = await HostProcess.start(
-            command or (sys.executable, "-P", "-m", "rlm_host"), env=env, cwd=cwd
+            (*(command or (sys.executable, "-P", "-m", "rlm_host")), *arguments),
+            env=env,
+            cwd=cwd,
         )
         try:
             client = cls(endpoint, process)
             client.pid = process.pid
             async with contextlib.aclosing(_Closing(client)):
-                await client._initialize(handlers, capabilities)
+                try:
+                    await client._initialize(handlers, capabilities)
+                except HostLost:
+                    raise await process.ended_early() from None
                 yield client
                 await client._goodbye()
         finally:

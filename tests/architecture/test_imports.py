@@ -69,6 +69,7 @@ PURE = (
     "host/rlm_host/children/contract.py",
     "host/rlm_host/children/lifecycle.py",
     "host/rlm_host/children/messages.py",
+    "host/rlm_host/children/recent.py",
     "host/rlm_host/children/registry.py",
     "host/rlm_host/children/usage.py",
     "host/rlm_host/children/budget.py",

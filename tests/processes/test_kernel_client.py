@@ -17,7 +17,7 @@ from rlm_protocol.errors import (
     Overloaded,
     TooLarge,
 )
-from support.processes import QUICK, fake_kernel, in_time, my_children, until
+from support.processes import QUICK, FakeClock, fake_kernel, in_time, my_children, until
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +61,29 @@ async def test_a_cell_that_does_not_yield_is_killed() -> None:
         assert made.was_killed
         assert made.exit is not None
         assert made.exit.signal_name == "SIGKILL"
+
+
+async def test_escalation_takes_two_seconds_then_five_by_the_clock_it_was_given() -> None:
+    clock = FakeClock()
+    async with fake_kernel(waits=Waits(), clock=clock) as made:
+        waiting = asyncio.create_task(cell(made, "stubborn"))
+        await until(lambda: made.state is State.BUSY)
+        assert clock.sleepers == []
+        made.interrupt("c1")
+        await until(lambda: clock.sleepers)
+        clock.advance(1_999)
+        await asyncio.sleep(0)
+        assert made.state is State.INTERRUPTING
+        clock.advance(1)
+        await until(lambda: made.state is State.ESCALATING)
+        await until(lambda: clock.sleepers)
+        clock.advance(4_999)
+        await asyncio.sleep(0)
+        assert made.state is State.ESCALATING
+        clock.advance(1)
+        with pytest.raises(KernelDied):
+            await in_time(waiting)
+    assert clock.sleepers == []
 
 
 async def test_death_in_a_cell_fails_everything_that_waits_with_the_last_words() -> None:
@@ -241,6 +264,22 @@ async def test_a_cancelled_host_request_ends_its_handler() -> None:
         await until(lambda: made._bridge.in_flight == 1)
         assert ended == 1
     assert ended == 2
+
+
+async def test_a_kernels_death_ends_the_handlers_of_its_requests_at_once() -> None:
+    begun = asyncio.Event()
+
+    async def answer(*_: object) -> object:
+        begun.set()
+        await asyncio.Event().wait()
+        return None
+
+    async with fake_kernel(host_requests=answer) as made:
+        await cell(made, "flood 1")
+        await in_time(begun.wait())
+        with pytest.raises(KernelDied):
+            await cell(made, "die", "c2")
+        await until(lambda: made._bridge.in_flight == 0)
 
 
 async def test_leaving_by_cancellation_leaves_nothing_running() -> None:

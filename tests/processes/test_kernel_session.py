@@ -131,6 +131,19 @@ async def test_giving_up_while_the_kernel_starts_leaves_a_usable_kernel(bench: K
     assert "never" not in run.text
 
 
+async def test_an_interrupt_while_the_kernel_starts_does_not_wait_for_it(
+    bench: KernelBench,
+) -> None:
+    run = Run(await bench.kernel(fake=True))
+    call = asyncio.create_task(run("print never", cell_id="early"))
+    await until(lambda: run.kernel.status is KernelStatus.STARTING)
+    assert run.kernel.interrupt("early")
+    assert (await in_time(call)).status == "interrupted"
+    assert run.kernel.status is KernelStatus.STARTING
+    assert (await run("value 2", cell_id="early")).result == "2"
+    assert "never" not in run.text
+
+
 async def test_a_cell_that_does_not_yield_is_killed_and_the_caller_told(bench: KernelBench) -> None:
     run = Run(await bench.kernel(fake=True))
     await run("set a 1")
@@ -158,6 +171,7 @@ async def test_death_in_a_cell_fails_it_once_and_the_next_call_revives(bench: Ke
         await in_time(waiting)
     assert died.value.data["signal"] == "SIGKILL"
     assert "last words" in died.value.data["stderr_tail"]
+    assert "next cell" in died.value.message
     outcome = await in_time(behind)
     assert outcome.result == "1"
     assert (outcome.revival.reason, outcome.revival.restored) == ("died", ("a",))

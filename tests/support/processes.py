@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rlm_host.clock import SystemClock
+from rlm_host.clock import Clock, SystemClock
 from rlm_host.kernels.cell import KernelStatus, OutputEvent
 from rlm_host.kernels.client import Kernel, Launch, Waits, open_kernel
 from rlm_host.kernels.environment import KernelHost
+from rlm_host.kernels.interpreters import Interpreters
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.kernels.session_kernel import SessionKernel
 from rlm_host.processes import facts
@@ -28,6 +29,10 @@ QUICK = Waits(
     shutdown_ms=5_000,
     terminate_ms=500,
 )
+
+
+_KNOWN: dict[Any, Any] = {}
+"""What tests have learned of interpreters: each is asked once in a run, not once in a test."""
 
 
 async def no_requests(type_: str, payload: dict[str, Any], cell: str | None) -> object:
@@ -117,6 +122,7 @@ async def fake_kernel(
     host_requests: Any = no_requests,
     on_background: Callable[[OutputEvent], None] = lambda _: None,
     waits: Waits = QUICK,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Kernel]:
     async with open_kernel(
         Processes(None),
@@ -124,7 +130,7 @@ async def fake_kernel(
         host_requests=host_requests,
         on_background=on_background,
         on_state=lambda _: None,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         waits=waits,
     ) as made:
         yield made
@@ -150,6 +156,8 @@ class KernelBench:
         await self._stack.aclose()
 
     def host(self, **changes: Any) -> KernelHost:
+        known = Interpreters()
+        known._known = _KNOWN
         options: dict[str, Any] = {
             "home": self.home,
             "environ": {**os.environ, "RLM_KERNEL_PYTHON": sys.executable},
@@ -157,6 +165,7 @@ class KernelBench:
             "clock": SystemClock(),
             "waits": QUICK,
             "snapshot_after_ms": 60_000,
+            "interpreters": known,
         }
         return KernelHost(**{**options, **changes})
 

@@ -58,16 +58,23 @@ def prepare(config_file: Path | None) -> Launch:
     return Launch(env, home, settings)
 
 
-def run_host(launch: Launch, app: App, serve: Serve, *, socket: Path | None) -> int:
+def run_host(
+    launch: Launch,
+    app: App,
+    serve: Serve,
+    *,
+    socket: Path | None,
+    at_exit: Callable[[], None],
+) -> int:
     """
-    Run a host to its end. Does not return when it has run: the process exits.
+    Run a host to its end, then `at_exit`. Does not return when it has run: the process exits.
 
     Raises:
         RlmError: the host cannot be started.
     """
     code = anyio.run(_run, launch, app, serve, socket)
     # What is acknowledged is on disk. Worker threads that still read or sync must not hold us up.
-    sys.stdout.flush()
+    at_exit()
     os._exit(code)
 
 

@@ -39,6 +39,9 @@ from .worker import Worker, settle
 YIELD_MS = 1_000
 """A session that closes gives its running cell this long, then kills it."""
 LAST_SAVE_MS = 5_000
+DIED = (
+    "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
+)
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,7 @@ class _Cell(msgspec.Struct, eq=False):
     silent: bool
     on_event: OnEvent
     future: asyncio.Future[CellOutcome] | None = None
+    begun: bool = False
     interrupted: bool = False
 
 
@@ -105,6 +109,7 @@ class SessionKernel:
         self._running: _Cell | None = None
         self._quiet: asyncio.Task[None] | None = None
         self._unsaved = False
+        self._last_cell_ms = 0
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -311,13 +316,15 @@ class SessionKernel:
         try:
             live = await self._slot.ensure()
             self._tell_status()
-            if not cell.interrupted:
-                request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
-                await live.run(request, on_event=heard)
-        except KernelDied:
+            if cell.interrupted:
+                return _never_began(cell)
+            cell.begun = True
+            request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
+            await live.run(request, on_event=heard)
+        except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
             if not (cell.interrupted or killed):
-                raise
+                raise KernelDied(DIED, **why.data) from None
             cell.interrupted, error = True, None
         finally:
             self._running = None
@@ -338,12 +345,13 @@ class SessionKernel:
 
     def _interrupt(self, cell: _Cell) -> None:
         cell.interrupted = True
-        if cell is self._running:
+        if cell.begun:
             if self._slot.kernel is not None:
                 self._slot.kernel.interrupt(cell.id)
-        elif cell.future is not None and self._worker.withdraw(cell.future):
-            outcome = CellOutcome(cell_id=cell.id, status="interrupted", duration_ms=0)
-            settle(cell.future, result=outcome)
+        elif cell.future is not None:
+            # It waits, or its kernel is being started: it need not wait for that.
+            self._worker.withdraw(cell.future)
+            settle(cell.future, result=_never_began(cell))
 
     def _forget(self, cell: _Cell) -> None:
         if self._cells.get(cell.id) is cell:
@@ -377,12 +385,14 @@ class SessionKernel:
 
     def _save_soon(self) -> None:
         self._unsaved = True
-        if self._quiet is not None:
-            self._quiet.cancel()
-        self._quiet = asyncio.create_task(self._save_when_quiet())
+        self._last_cell_ms = self._host.clock.monotonic_ms()
+        if self._quiet is None or self._quiet.done():
+            self._quiet = asyncio.create_task(self._save_when_quiet())
 
     async def _save_when_quiet(self) -> None:
-        await self._host.clock.sleep(self._host.snapshot_after_ms)
+        clock, wait_ms = self._host.clock, self._host.snapshot_after_ms
+        while (left_ms := self._last_cell_ms + wait_ms - clock.monotonic_ms()) > 0:
+            await clock.sleep(left_ms)
         if self._slot.keeps and not self._worker.waiting and self._ending is None:
             await self._worker.put(self._save_quietly)
 
@@ -430,6 +440,10 @@ class SessionKernel:
 
 async def _nothing() -> None:
     pass
+
+
+def _never_began(cell: _Cell) -> CellOutcome:
+    return CellOutcome(cell_id=cell.id, status="interrupted", duration_ms=0)
 
 
 def _is_interrupt(error: kernel.Error) -> bool:

@@ -179,6 +179,11 @@ class Processes:
         self._ledger = ledger
         self._children: dict[int, Child] = {}
 
+    @property
+    def running(self) -> int:
+        """Number of processes that live, not counting what they have started."""
+        return len(self._children)
+
     @contextlib.asynccontextmanager
     async def spawn(
         self,

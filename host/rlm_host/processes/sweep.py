@@ -17,12 +17,12 @@ import msgspec
 
 from . import facts
 from .facts import ProcessFact
-from .ledger import Ledger, Started
+from .ledger import Ledger, Owner, Started
 
 SPAWN_TAG = "RLM_SPAWN"
 """Variable that marks all descendants of one spawn. One that empties its environment is found by
 its parents only: as long as its guard, or the host that adopted it, lives."""
-ROUNDS = 100
+LIMIT_S = 2.0
 ROUND_S = 0.01
 Find = Callable[[dict[int, ProcessFact]], Collection[ProcessFact]]
 
@@ -47,31 +47,36 @@ def sweep(ledger: Ledger) -> Swept:
     """
     here = ledger.owner
     records = ledger.open_records()
-    dead = _of_dead_hosts(ledger)
+    dead = _orphaned(records, here)
     killed: list[int] = []
     for record in dead:
         killed += kill_all(functools.partial(_left_of, record))
+    table = facts.processes()
+    gone = [r for r in dead if not _left_of(r, table)]
     over = [r for r in records if r.owner.is_over(here)]
-    ledger.settle({r.tag for r in (*dead, *over)})
+    ledger.settle({r.tag for r in (*gone, *over)})
     return Swept(
         killed=tuple(dict.fromkeys(killed)),
         labels=tuple(r.label for r in dead),
-        elsewhere=len(records) - len(dead) - len(over),
+        elsewhere=sum(not (r.owner.is_here(here) or r.owner.is_over(here)) for r in records),
     )
 
 
 def left_running(ledger: Ledger) -> tuple[int, ...]:
     """Give the pids that `sweep` would end. Blocks; raises OSError as it does."""
     table = facts.processes()
-    pids = [fact.pid for record in _of_dead_hosts(ledger) for fact in _left_of(record, table)]
+    pids = [fact.pid for record in orphans(ledger) for fact in _left_of(record, table)]
     return tuple(dict.fromkeys(pids))
 
 
-def _of_dead_hosts(ledger: Ledger) -> list[Started]:
+def orphans(ledger: Ledger) -> list[Started]:
+    """List what dead hosts of this machine had started and not ended. Blocks; raises OSError."""
+    return _orphaned(ledger.open_records(), ledger.owner)
+
+
+def _orphaned(records: list[Started], here: Owner) -> list[Started]:
     return [
-        record
-        for record in ledger.open_records()
-        if record.owner.is_here(ledger.owner) and not _alive(record.owner.pid, record.owner.started)
+        r for r in records if r.owner.is_here(here) and not _alive(r.owner.pid, r.owner.started)
     ]
 
 
@@ -88,27 +93,34 @@ def tagged(tag: str, table: dict[int, ProcessFact]) -> list[ProcessFact]:
 
 def kill_all(find: Find) -> list[int]:
     """
-    SIGKILL all that `find` finds, until it finds nothing; blocks for about 1 s at most.
+    SIGKILL all that `find` finds, until it finds nothing; blocks for about 2 s at most.
 
-    The tree is stopped before it is killed: what is stopped cannot fork, and a parent's death
-    cannot carry its children out of sight.
+    A tree is stopped before it is killed: what is stopped cannot fork, and a parent's death cannot
+    carry its children out of sight.
 
     Returns:
         The pids that were signalled.
     """
     spared = _ancestors()
     killed: set[int] = set()
-    for _ in range(ROUNDS):
-        stopped: set[int] = set()
-        while fresh := _found(find, spared | stopped):
-            _signal(fresh, signal.SIGSTOP)
-            stopped |= fresh
+    stopped: set[int] = set()
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        fresh = _found(find, spared | stopped)
+        _signal(fresh, signal.SIGSTOP)
+        stopped |= fresh
+        if fresh:
+            continue
         if not stopped:
-            break
+            return sorted(killed)
         _signal(stopped, signal.SIGKILL)
         killed |= stopped
+        stopped = set()
         time.sleep(ROUND_S)
-    return sorted(killed)
+    # It grows faster than it can be stopped: what is seen is killed at least.
+    left = _found(find, spared) | stopped
+    _signal(left, signal.SIGKILL)
+    return sorted(killed | left)
 
 
 def _found(find: Find, without: set[int]) -> set[int]:

@@ -88,6 +88,7 @@ class Recorded:
         self.transcript = Transcript()
         self._shared, self._directory, self._name = shared, directory, journal_name
         self._marks, self._checkpointed = recovered.marks, recovered.from_seq
+        self._checkpointing: asyncio.Future[None] | None = None
         self._arrived: list[r.Entry] | None = None  # entries while the transcript is being read
         self._transcript_read = False
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -155,16 +156,28 @@ class Recorded:
         if self._usage_timer is None:
             loop = asyncio.get_running_loop()
             self._usage_timer = loop.call_later(USAGE_EVERY_S, self._emit_usage, self.state.subtree)
-        if self.state.seq - self._checkpointed >= CHECKPOINT_EVERY:
-            self._checkpoint()
+        self._checkpoint(unless_fewer=CHECKPOINT_EVERY)
 
     def _notification(self, entry: r.Entry) -> Notification | None:
         return notification_of(entry, self.view())
 
-    def _checkpoint(self) -> "asyncio.Future[None]":
+    def _checkpoint(self, *, unless_fewer: int = 1) -> None:
+        """Write the fold to disk beside the loop, when that many records came since the last."""
+        if self.state.seq - self._checkpointed < unless_fewer:
+            return
+        if self._checkpointing is not None and not self._checkpointing.done():
+            return  # a later one will hold what this one would have
         body = encode_checkpoint(self.state, self.folds, self._journal.place, self._marks)
         self._checkpointed = self.state.seq
-        return self.adopt(self.in_thread(self._directory.write, checkpoint_name(self._name), body))
+        name = checkpoint_name(self._name)
+        self._checkpointing = self.launch(self.in_thread(self._directory.write, name, body))
+
+    async def _last_checkpoint(self) -> None:
+        """Have the checkpoint hold everything."""
+        for _ in range(2):
+            if self._checkpointing is not None:
+                await asyncio.wait([self._checkpointing])
+            self._checkpoint()
 
     async def load_transcript(self) -> None:
         """Have `transcript` hold the whole context. Reads the journal once, in a thread."""

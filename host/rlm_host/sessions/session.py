@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlm_protocol import records as r
+from rlm_protocol.base import Cursor
 from rlm_protocol.errors import TurnBusy, TurnMismatch, TurnNotActive
 from rlm_protocol.host import ArtifactReadResult
 from rlm_protocol.item import Item, UserMessage
@@ -17,6 +18,7 @@ from rlm_protocol.session import (
     Budget,
     SessionOptions,
     SessionQuiet,
+    SessionResumeResult,
     Thinking,
 )
 from rlm_protocol.session import SessionClosed as ClosedNotice
@@ -26,6 +28,7 @@ from ..kernels.cell import SnapshotReport
 from ..kernels.recipe import Recipe
 from ..models.catalog import check_thinking
 from ..paths import Directory
+from .approvals import Approvals
 from .artifacts import read_piece
 from .cells import Cells, execute_result
 from .lease import Lease
@@ -38,6 +41,7 @@ from .recovery import Recovered
 from .requests import Requests
 from .schema import check_schema
 from .state import closing_records
+from .subscriptions import Listener
 from .turn import Turn
 
 END_S = 2.0
@@ -62,7 +66,8 @@ class SessionActor(Recorded):
         artifacts_path: Path,
         lease: Lease,
         env: dict[str, str],
-        on_closed: Callable[["SessionActor"], None],
+        on_changed: Callable[["SessionActor"], Awaitable[None]],
+        on_closed: Callable[["SessionActor"], Awaitable[None]],
     ) -> None:
         super().__init__(
             shared,
@@ -72,7 +77,9 @@ class SessionActor(Recorded):
             artifacts_path=artifacts_path,
         )
         self.cells = Cells(self)
-        self._lease, self._env, self._on_closed = lease, env, on_closed
+        self.approvals = Approvals(self)
+        self._lease, self._env = lease, env
+        self._on_changed, self._on_closed = on_changed, on_closed
         self._requests = Requests(self)
         self._turn: Turn | None = None
         self._running: asyncio.Future[None] | None = None
@@ -267,7 +274,8 @@ class SessionActor(Recorded):
             return
         taken = [] if self.state.held else self.pending("steer")
         if not taken and follow_up and not self.state.held:
-            taken = self.pending("follow_up")[:1]
+            waiting = self.pending("follow_up")
+            taken = [one for one in waiting if one.origin != "queue"] or waiting[:1]
         if taken:
             accepted = r.TurnAccepted(turn_id=self.new_id("turn"), origin=taken[0].origin)
             await self._begin(
@@ -275,8 +283,7 @@ class SessionActor(Recorded):
             )
             return
         self._idle.set()
-        if self.state.seq - self._checkpointed >= CHECKPOINT_IDLE:
-            self._checkpoint()
+        self._checkpoint(unless_fewer=CHECKPOINT_IDLE)
         for hook in self.ports.on_idle:
             await hook(self)
         self.check_quiet()
@@ -347,6 +354,14 @@ class SessionActor(Recorded):
         )
         return saved
 
+    def inherited(self) -> SessionOptions:
+        """Give the options with the values of variables: what a child starts from."""
+        options = self.state.options
+        if options.recipe is None:
+            return options
+        recipe = msgspec.structs.replace(options.recipe, env=self._env or None)
+        return msgspec.structs.replace(options, recipe=recipe)
+
     def _make_kernel(self) -> Kernel:
         opened, recipe = self.state.opened, self.state.options.recipe
         return self._shared.kernels(
@@ -373,9 +388,14 @@ class SessionActor(Recorded):
     async def rename(self, name: str) -> None:
         """Give the session another name."""
         await self.append(r.SessionRenamed(name=name))
+        await self._on_changed(self)
 
     async def configure(self, options: SessionOptions) -> None:
-        """Change the fields of the options that are given; a new recipe serves the next kernel."""
+        """
+        Change the fields of the options that are given.
+
+        Another recipe ends the running kernel, with a snapshot; the next cell starts one by it.
+        """
         prompt = None
         if options.instructions is not None:
             prompt, _ = await self.in_thread(
@@ -386,6 +406,9 @@ class SessionActor(Recorded):
         await self.append(
             r.SessionConfigured(options=public(whole), env_names=tuple(self._env), prompt=prompt)
         )
+        if options.recipe is not None:
+            await self.kernel.aclose()
+            self.kernel = self._make_kernel()
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
@@ -396,6 +419,7 @@ class SessionActor(Recorded):
     async def archive(self, archived: bool) -> None:
         """Take the session out of the usual list, or back into it."""
         await self.append(r.SessionArchived(archived=archived))
+        await self._on_changed(self)
 
     async def once(
         self,
@@ -406,6 +430,12 @@ class SessionActor(Recorded):
     ) -> T:
         """Run a mutating request once per idempotency key; see `Requests.once`."""
         return await self._requests.once(key, method, params, run)
+
+    async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
+        """As `Recorded.attach`; then whatever waits for a person is put to the client, too."""
+        resumed = await super().attach(listener, cursor)
+        self.approvals.ask_again(listener)
+        return resumed
 
     # --- life ---
 
@@ -430,15 +460,16 @@ class SessionActor(Recorded):
         await self.kernel.aclose(snapshot=not self.state.opened.ephemeral)
         if self._usage_timer is not None:
             self._usage_timer.cancel()
-        for task in tuple(self._tasks):
+        left = [task for task in self._tasks if task is not self._checkpointing]
+        for task in left:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=END_S)
-        if self.state.seq != self._checkpointed and not self.state.opened.ephemeral:
-            await asyncio.wait([self._checkpoint()])
+        if left:
+            await asyncio.wait(left, timeout=END_S)
+        if not self.state.opened.ephemeral:
+            await self._last_checkpoint()
         await self._journal.aclose()
         closed = ClosedNotice(**self.where(self.state.seq), reason=reason)
         self.subscriptions.emit(0, "session/closed", closed)
         self._lease.release()
         self._directory.close()
-        self._on_closed(self)
+        await self._on_closed(self)
