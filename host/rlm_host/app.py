@@ -84,7 +84,7 @@ async def build(
         block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
-            _loops(home, env, processes=processes, clients=loop_clients)
+            _loops(home, env, processes=processes, clients=loop_clients, agents=agents)
         )
         yield Services(
             home=home,
@@ -244,14 +244,26 @@ def _swept_ledger(home: Path) -> Ledger | None:
 
 
 def _loops(
-    home: Path, env: Mapping[str, str], *, processes: Processes, clients: LoopClients
+    home: Path,
+    env: Mapping[str, str],
+    *,
+    processes: Processes,
+    clients: LoopClients,
+    agents: Agents,
 ) -> LoopService:
     from rlm_protocol import loop as wire
+
+    from .loops.session_steps import AgentRunner, ReplRunner
+
+    async def session(session_id: str) -> "SessionActor":
+        return await agents.sessions.get(session_id)
 
     kept = {name: env[name] for name in STEP_VARIABLES if name in env}
     runners: Runners = {
         wire.CommandStep: CommandRunner(processes, env=kept, cwd=Path.cwd()),
         wire.ClientStep: ClientRunner(clients),
+        wire.ReplStep: ReplRunner(session),
+        wire.AgentStep: AgentRunner(session),
     }
 
     def open_store() -> RunStore:
