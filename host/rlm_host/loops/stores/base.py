@@ -238,3 +238,6 @@ class RunStore(RunReader, Protocol):
 
         A call that raises does not touch the others; its exception is its result.
         """
+
+    def close(self) -> None:
+        """Give back what is open; the next call opens it again."""
