@@ -1,11 +1,12 @@
 """A loop written down as a Python file: what to optimise, and how, under agreed names."""
 
-import importlib.util
 import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,32 +64,35 @@ def load_program(file: Path) -> LoopProgram:
 def _execute(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigInvalid(f"There is no file {file}.", field="file")
+    if file.suffix != ".py":
+        raise ConfigInvalid(f"{file} is no Python file: its name must end in .py.", field="file")
     # Its own name, so that what it defines can be pickled, unless that is another module's.
     name = file.stem if file.stem not in sys.modules else f"rlm_loop_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigInvalid(f"{file} is no Python file: its name must end in .py.", field="file")
-    module = importlib.util.module_from_spec(spec)
+    path = str(file.resolve())
+    loader = SourceFileLoader(name, path)
+    module = module_from_spec(ModuleSpec(name, loader, origin=path))
+    module.__file__ = path
     sys.modules[name] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:
-        spec.loader.exec_module(module)
+        # Never from a cache: it takes a file edited within a second for the one before.
+        exec(loader.source_to_code(loader.get_data(path), path), vars(module))
     except (Exception, SystemExit) as why:
         del sys.modules[name]
         said = " ".join(str(why).split())
         raise ConfigInvalid(
-            f"{file} cannot be loaded: {type(why).__name__}: {said}{_place(why, file)}.",
+            f"{file} cannot be loaded: {type(why).__name__}: {said}{_place(why, path)}.",
             field="file",
         ) from why
     return vars(module)
 
 
-def _place(why: BaseException, file: Path) -> str:
+def _place(why: BaseException, file: str) -> str:
     """Say which line of the file it was, if one was."""
     if isinstance(why, SyntaxError):
         return ""  # its text has the line
     frames = traceback.extract_tb(why.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     return f" (line {lines[-1]})" if lines else ""
 
 
