@@ -167,7 +167,7 @@ def test_a_paused_run_rests_until_it_is_resumed(tmp_path: Path) -> None:
     left = rlm_host(tmp_path, "loop", "run", name, *args)
     assert left.returncode == 1
     assert left.stderr.splitlines() == [
-        "rlm-host loop: step of generation 0 failed: OSError: measured What was recorded is kept;"
+        "rlm-host loop: step of generation 0 failed: OSError: measured. What was recorded is kept;"
         " the same command goes on with the run."
     ]
     paused = rlm_host(tmp_path, "loop", "pause", "climb", *args, "--reason", "night")

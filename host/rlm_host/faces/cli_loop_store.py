@@ -131,21 +131,25 @@ def prune(options: argparse.Namespace) -> int:
             sys.stdout.write(f"{deleted} runs deleted\n")
         return 0
 
-    return _on_store(options.store, work)
+    return _on_store(options.store, work, "Runs that were not deleted are kept.")
 
 
-def _on_store(url: str, work: Callable[[RunStore], int]) -> int:
+def _on_store(url: str, work: Callable[[RunStore], int], kept: str = UNCHANGED) -> int:
     try:
         with contextlib.closing(open_store(url)) as store:
             return work(store)
     except (RlmError, OSError) as why:
         if isinstance(why, BrokenPipeError):
             raise
-        say_error(PROGRAM, why, UNCHANGED)
+        say_error(PROGRAM, why, kept)
     except KeyboardInterrupt:
-        sys.stderr.write(f"{PROGRAM}: stopped. What was done is kept.\n")
-        return INTERRUPTED
+        return _say_interrupted()
     return 1
+
+
+def _say_interrupted() -> int:
+    sys.stderr.write(f"{PROGRAM}: stopped. What was done is kept.\n")
+    return INTERRUPTED
 
 
 # --- a run of a Python file -----------------------------------------------------------------------
@@ -171,6 +175,8 @@ def run_file(options: argparse.Namespace) -> int:
         return 1
     except interruptible.Stopped as stopped:
         return interruptible.say_stopped(PROGRAM, stopped)
+    except KeyboardInterrupt:  # before or after the work: the file is being loaded, or reported
+        return _say_interrupted()
 
 
 async def _work(
@@ -215,6 +221,8 @@ def _failure(store: RunStore, run_id: str) -> str:
     row = store.head(run_id)
     last = store.events(run_id, after=max(0, row.seq - 2))
     why = next((e.event for e in reversed(last) if isinstance(e.event, StepFailed)), None)
-    said = f"{why.phase} of generation {why.generation} failed: {why.error}: " if why else ""
-    said += " ".join(why.message.split()) if why else f"The run has failed: {row.reason}."
-    return f"{said} {GOES_ON if row.status == 'running' else ''}".rstrip()
+    said = f"The run has failed: {row.reason}."
+    if why is not None:
+        message = " ".join(why.message.split()).rstrip(".")
+        said = f"{why.phase} of generation {why.generation} failed: {why.error}: {message}."
+    return f"{said} {GOES_ON}" if row.status == "running" else said
