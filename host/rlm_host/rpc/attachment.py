@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from rlm_protocol.base import Params
 from rlm_protocol.errors import HostLost, InternalError, RlmError, from_jsonrpc
 from rlm_protocol.framing import encode_headers
 from rlm_protocol.host import CancelParams
@@ -79,7 +78,11 @@ class ClientAttachment:
         else:
             self._send(method, self._encode(method, payload))
 
-    async def request(self, method: str, params: Params) -> msgspec.Raw:
+    def tell(self, method: str, payload: object) -> None:
+        """Queue a notification that LSP defines; see `context.Attachment`."""
+        self._send(method, self._encode(method, payload))
+
+    async def request(self, method: str, params: object) -> msgspec.Raw:
         """
         Ask the client; see `context.Attachment`.
 
@@ -164,7 +167,7 @@ class ClientAttachment:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _encode(self, method: str, payload: msgspec.Struct) -> bytes:
+    def _encode(self, method: str, payload: object) -> bytes:
         try:
             return encode_headers(self.peer.notify(method, payload))
         except UnicodeEncodeError:

@@ -5,8 +5,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rlm_protocol.base import Params
-
 from .services import Services
 
 
@@ -25,9 +23,12 @@ class Attachment(Protocol):
         waits, never raises for a client that is gone.
         """
 
-    async def request(self, method: str, params: Params) -> msgspec.Raw:
+    def tell(self, method: str, payload: object) -> None:
+        """Queue a notification that LSP defines, as plain data; it is never dropped."""
+
+    async def request(self, method: str, params: object) -> msgspec.Raw:
         """
-        Ask the client; give its raw result.
+        Ask the client; give its raw result. What LSP defines is given as plain data.
 
         Raises:
             HostLost: the attachment ended before the answer.
