@@ -214,9 +214,17 @@ async def test_a_run_has_progress_and_its_cancel_button_interrupts(tmp_path: Pat
             await asyncio.sleep(0.01)
         assert (await running).status == "interrupted"
         # And by cancelling the request.
-        running = asyncio.ensure_future(ed.command("rlm.runCell", ed.uri, 0))
+        params = t.ExecuteCommandParams("rlm.runCell", [ed.uri, 0])
+        running = asyncio.ensure_future(
+            ed.client.protocol.send_request_async(
+                t.WORKSPACE_EXECUTE_COMMAND, params, msg_id="endless"
+            )
+        )
         await until(lambda: len(reports) == 4)
-        running.cancel()
+        ed.client.cancel_request(t.CancelParams("endless"))
+        with pytest.raises(JsonRpcException) as refused:
+            await running
+        assert refused.value.code == -32800
         assert (await ed.command("rlm.runCell", ed.uri, 4)).result == "1"
 
 
@@ -249,8 +257,8 @@ async def test_what_does_not_fit_is_refused_and_breaks_nothing(tmp_path: Path) -
         assert await ed.lenses() == []
         ed.client.text_document_did_close(t.DidCloseTextDocumentParams(ed.document))
         ed.open("# %%\n'a\x0cb'\n")  # a form feed ends no line
-        far = t.Range(t.Position(900, 900), t.Position(901, 0))
-        ed.change(2, t.TextDocumentContentChangePartial(range=far, text="x"))
+        far = t.Range(t.Position(900, 900), t.Position(901, 0))  # taken for the end
+        ed.change(2, t.TextDocumentContentChangePartial(range=far, text="# far"))
         for name, arguments in (
             ("rlm.nothing", []),
             ("rlm.runCell", []),
@@ -264,7 +272,7 @@ async def test_what_does_not_fit_is_refused_and_breaks_nothing(tmp_path: Path) -
             assert refused.value.code == -32602
         assert (await ed.command("rlm.runCell", ed.uri, 1)).result == r"'a\x0cb'"
         [hint] = await ed.hints()
-        assert hint.position == t.Position(1, 5)
+        assert hint.position == t.Position(2, 5)
 
 
 async def test_params_that_no_client_of_repute_would_send(tmp_path: Path) -> None:

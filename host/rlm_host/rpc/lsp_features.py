@@ -87,7 +87,6 @@ class Features:
             t.TEXT_DOCUMENT_DID_OPEN: self._opened,
             t.TEXT_DOCUMENT_DID_CHANGE: self._changed,
             t.TEXT_DOCUMENT_DID_CLOSE: self._closed,
-            t.WINDOW_WORK_DONE_PROGRESS_CANCEL: self._cancelled,
             t.TEXT_DOCUMENT_CODE_LENS: self._lenses,
             t.TEXT_DOCUMENT_INLAY_HINT: self._hints,
             t.TEXT_DOCUMENT_HOVER: self._hover,
@@ -129,13 +128,17 @@ class Features:
 
     def notified(self, method: str, params: msgspec.Raw) -> None:
         """Take one notification. Raises InvalidParams when its params do not fit."""
+        given = self._structured(method, params)
+        if method == t.WINDOW_WORK_DONE_PROGRESS_CANCEL:  # of progress that pygls knows nothing of
+            self._desk.runs.cancel(given.token)
+            return
         try:
-            self._now(method, self._structured(method, params))
+            self._now(method, given)
         except WRONG as why:  # a document that is not open, a place outside of it
             raise InvalidParams(f"{method} does not fit what is open: {why!r}.") from None
 
     def _structured(self, method: str, params: msgspec.Raw) -> Any:
-        wanted = t.METHOD_TO_TYPES[method][2]
+        wanted: Any = t.METHOD_TO_TYPES[method][2]
         try:
             return self._converter.structure(msgspec.json.decode(params), wanted)
         except (*WRONG, *UNDECODABLE) as why:
@@ -190,9 +193,6 @@ class Features:
         shown = self._shown.pop(unquote(uri), None)
         if shown is not None and shown.diagnostics:
             self._desk.tell(t.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS, {"uri": uri, "diagnostics": []})
-
-    def _cancelled(self, params: t.WorkDoneProgressCancelParams) -> None:
-        self._desk.runs.cancel(params.token)
 
     def _document(self, uri: str) -> TextDocument | None:
         document = self.server.workspace.text_documents.get(unquote(uri))
