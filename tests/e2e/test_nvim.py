@@ -188,7 +188,7 @@ def test_the_tree_and_the_health_report(editor: Neovim) -> None:
         " return vim.bo.filetype == 'rlmtree' and l[1] ~= '' and l[1] or nil"
     )
     assert line.startswith("work-")
-    assert line.endswith("[idle] scripted/echo, 0 tokens, $0.0000")
+    assert line.endswith("[idle] scripted/demo, 0 tokens, $0.0000")
     editor.nvim.command("checkhealth rlm")
     report = "\n".join(
         editor.until(
