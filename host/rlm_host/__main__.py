@@ -62,6 +62,7 @@ def _command(name: str, args: list[str]) -> int:
 
         given.append(claim_stdio())
     import importlib
+    import os
 
     module, _, function = COMMANDS[name][0].partition(":")
     command = getattr(importlib.import_module(f".faces.{module}", __package__), function)
@@ -72,7 +73,12 @@ def _command(name: str, args: list[str]) -> int:
         from . import app
 
         given.append(app)
-    code: int = command(*given)
+    try:
+        code: int = command(*given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     return code
 
 

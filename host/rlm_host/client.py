@@ -191,7 +191,10 @@ class HostClient:
             client = cls(endpoint, process)
             client.pid = process.pid
             async with contextlib.aclosing(_Closing(client)):
-                await client._initialize(handlers, capabilities)
+                try:
+                    await client._initialize(handlers, capabilities)
+                except HostLost:
+                    raise await process.ended_early() from None
                 yield client
                 await client._goodbye()
         finally:

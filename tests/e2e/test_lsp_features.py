@@ -245,7 +245,11 @@ async def test_the_agent_and_the_file_share_the_kernel(tmp_path: Path) -> None:
         again = await ed.command("rlm.session", ed.uri)
         assert again.sessionId == ran.sessionId
         request = ed.client.protocol.send_request_async
-        await request("session/delete", {"sessionId": again.sessionId})
+        other = (await request("session/create", {"cwd": str(tmp_path)})).session.id
+        used = await ed.command("rlm.useSession", ed.uri, other)
+        assert used.sessionId == (await ed.command("rlm.runCell", ed.uri, 0)).sessionId == other
+        for session_id in (other, again.sessionId):
+            await request("session/delete", {"sessionId": session_id})
         ran = await ed.command("rlm.runCell", ed.uri, 0)
         assert (ran.result, ran.sessionId != again.sessionId) == ("1", True)
 

@@ -6,9 +6,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from rlm_host import config
+from rlm_host.models.settings import read_providers
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,7 +37,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:
     kinds = {kind for page in PAGES for kind, _ in BLOCK.findall(page.read_text())}
-    assert kinds <= {"text", "", "sh", "python", "lua", "json"}
+    assert kinds <= {"text", "", "sh", "python", "lua", "toml"}
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"), ids=lambda v: v[:30])
@@ -83,6 +87,12 @@ def test_sh(where: str, command: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, f"{where}: {done.stderr}"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda v: v[:30])
+def test_toml_is_a_configuration(where: str, text: str, tmp_path: Path) -> None:
+    settings = config.parse(tomllib.loads(text), base_dir=tmp_path, name=where)
+    assert read_providers(settings.providers, base_dir=tmp_path)
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("lua"), ids=lambda v: v[:30])

@@ -88,7 +88,14 @@ class Family:
         return done.result or ""
 
     async def items(self, actor: SessionActor) -> list[Any]:
-        return list((await self.store.items(SessionItemsParams(session_id=actor.id))).items)
+        items: list[Any] = []
+        cursor: str | None = None
+        while True:
+            page = await self.store.items(SessionItemsParams(session_id=actor.id, cursor=cursor))
+            items += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return items
 
     async def notices(self, actor: SessionActor) -> list[ChildMessage]:
         """Every end notice that the session has taken up."""
@@ -136,6 +143,7 @@ async def family(
     service = ChildrenService(
         models=models,
         clock=clock,
+        processes=processes,
         ports=ports,
         settings=settings,
         new_hex=lambda digits: secrets.token_hex(digits)[:digits],

@@ -15,7 +15,9 @@ from rlm_protocol.host import InitializeParams
 
 
 def features(**more: object) -> Features:
-    desk = dict(encoding="utf-16", root_uri=None, folders=(), sessions=None, runs=None)
+    desk = dict(
+        encoding="utf-16", root_uri=None, folders=(), sessions=None, runs=None, open_session=None
+    )
     desk |= dict(tell=lambda *_: None, hints_changed=lambda: None)
     return Features(Desk(**{**desk, **more}))  # type: ignore[arg-type]
 

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
+import msgspec
+
 from rlm_protocol import records as r
-from rlm_protocol.errors import RlmError, SessionClosed, SessionLeased, SessionNotFound
+from rlm_protocol.errors import RlmError, SessionClosed
 from rlm_protocol.item import ChildMessage, Outcome
-from rlm_protocol.session import SessionCreateParams, SessionOptions
+from rlm_protocol.session import SessionCreateParams
 
 from ..models.provider import Request
 from ..sessions.ports import SessionPorts
@@ -28,12 +30,6 @@ from .places import Places
 from .registry import Child, notice_id
 
 PREVIEW_CHARS = 400
-LOST = {
-    "beforePrompt": "The host ended before the task reached the child. Nothing was run; give the "
-    "task to a new child.",
-    "afterPrompt": "The host ended while the child worked on the task. What was recorded is kept, "
-    "nothing was repeated; give what is left to a new child.",
-}
 REQUIRED = "The task ended without the result that its contract requires."
 
 log = logging.getLogger(__name__)
@@ -78,7 +74,8 @@ class Runner:
             name=admitted.name,
             thinking=admitted.thinking,
             ephemeral=opened.ephemeral,
-            options=SessionOptions(
+            options=msgspec.structs.replace(
+                parent.inherited(),
                 tools=tuple(tool for tool in tools if tool.name in admitted.tools),
                 budget=admitted.budget,
             ),
@@ -99,7 +96,7 @@ class Runner:
         finally:
             live.exists.set()
             if child.status not in BUSY:  # stopped while its session was being created
-                await self._close(child)
+                await self.close_session(child)
 
     async def give(
         self, parent: SessionActor, child: Child, text: str
@@ -155,15 +152,16 @@ class Runner:
         When this returns, the change is durable, and what it asks for is done: the parent's notice
         is queued, a stopped child's session and its descendants are closed.
         """
-        actor = self._kin.loaded(child.admitted.session_id)
+        # A fork may forget a child that it only reads; the child itself is not the fork's to end.
+        actor = None if child.foreign else self._kin.loaded(child.admitted.session_id)
         async with self._kin.live(child).lock:
             status, actions = step(child.status, given)
             if status is child.status:
                 return False
-            if Do.STOP in actions:
+            if Do.STOP in actions and not child.foreign:
                 # First stopped, then recorded: what it used until then is known, and a crash in
                 # between leaves a task that recovery closes.
-                await self._close(child, deleted=status is Status.DELETED)
+                await self.close_session(child, deleted=status is Status.DELETED)
             if actor is not None:
                 await self._accounts.fold_up(actor)
             records = await self._records(
@@ -297,7 +295,8 @@ class Runner:
         _, child = await self._kin.parent_of(actor)
         return child.living and self._kin.live(child).ours
 
-    async def _close(self, child: Child, *, deleted: bool = False) -> None:
+    async def close_session(self, child: Child, *, deleted: bool = False) -> None:
+        """Close a child's session and everything below it, if it is open."""
         self._places.release(child.admitted.session_id)
         loaded = self._kin.loaded(child.admitted.session_id)
         if loaded is not None:
@@ -385,7 +384,7 @@ class Runner:
         """Cancel everything below a session; when this returns, nothing of it runs."""
         self._stops[actor.id] = self.stops(actor) + 1
         busy = [child for child in registry_of(actor).busy() if self._kin.live(child).ours]
-        await _all(self.feed(actor, child, On.CANCEL) for child in busy)
+        await all_of(self.feed(actor, child, On.CANCEL) for child in busy)
 
     async def on_close(self, actor: SessionActor) -> None:
         """
@@ -396,7 +395,7 @@ class Runner:
         self._places.release(actor.id)
         await self.on_stop(actor)
         own = [child for child in registry_of(actor).children.values() if not child.foreign]
-        await _all(self._close(child) for child in own)
+        await all_of(self.close_session(child) for child in own)
 
     async def delete(self, parent: SessionActor, child: Child, *, by_parent: bool) -> None:
         """
@@ -409,73 +408,8 @@ class Runner:
             await self.feed(parent, child, On.CANCEL)
         await self.feed(parent, child, On.DELETE)
 
-    # --- recovery ---
 
-    async def may_open(self, link: r.ParentLink, session_id: str) -> None:
-        """
-        Open a child only through its parents, from the root down.
-
-        Raises:
-            SessionNotFound: an ancestor has a tombstone for it, or never admitted it.
-        """
-        parent = await self._kin.store.get(link.session_id)
-        child = registry_of(parent).children.get(link.child_id)
-        if (
-            child is None
-            or child.status is Status.DELETED
-            or child.admitted.session_id != session_id
-        ):
-            raise SessionNotFound("The child was deleted.", session_id=session_id)
-
-    async def on_load(self, actor: SessionActor) -> None:
-        """
-        Mend what a crash left of a session that is being opened, before anything of it runs.
-
-        A task that was open is closed as failed, with how far it had come, and its parent is told;
-        nothing that waits for the child is run.
-        """
-        await _all(self._recover_child(actor, child) for child in registry_of(actor).busy())
-        if actor.state.opened.parent is None:
-            await self._accounts.recover(actor)
-        else:
-            await self._close_lost_task(actor)
-        for child in registry_of(actor).children.values():
-            await self.tell(actor, child)
-
-    async def _close_lost_task(self, actor: SessionActor) -> None:
-        parent, child = await self._kin.parent_of(actor)
-        live = self._kin.live(child)
-        known, live.ours = live.ours, True
-        if child.status not in BUSY or known:
-            return
-        task = task_id(child.id, child.generation)
-        reached = task in actor.state.pending or task in actor.state.settled
-        for item_id in tuple(actor.state.pending):
-            await actor.withdraw(item_id)
-        await self._lose(parent, child, "afterPrompt" if reached else "beforePrompt")
-
-    async def _lose(
-        self, parent: SessionActor, child: Child, phase: Literal["beforePrompt", "afterPrompt"]
-    ) -> None:
-        await self.feed(parent, child, On.LOST, error=LOST[phase], phase=phase)
-
-    async def _recover_child(self, actor: SessionActor, child: Child) -> None:
-        """Open a child that was busy, which closes its task."""
-        if self._kin.live(child).ours:
-            return
-        try:
-            await self._kin.store.get(child.admitted.session_id)
-        except (SessionClosed, SessionLeased):
-            return  # the host is going, or another one has it: it stays as it is for now
-        except RlmError as why:
-            log.warning("the child %s cannot be opened: %s", child.admitted.session_id, why)
-            await self._lose(actor, child, "beforePrompt")
-        else:
-            if not child.living:
-                await self._close(child)
-
-
-async def _all(works: Iterable[Awaitable[Any]]) -> None:
+async def all_of(works: Iterable[Awaitable[Any]]) -> None:
     """Do everything side by side; one failing hinders no other, and the first failure is raised."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.errors import ConfigInvalid, HostLost
 
-from ..client import HostClient
+from ..client import HostClient, Subscription
 from .cli_client import print_json, with_host
 
 CONTROLS = {
@@ -58,14 +58,10 @@ async def _run(client: HostClient, options: argparse.Namespace) -> int:
     console = Console(stderr=options.json)
     console.print(Text(f"run {run_id}", style="bold"), soft_wrap=True)
     async with client.notifications("loop/generation", "loop/completed") as events:
-        await client.request("loop/run", {"runId": run_id})
-        async for event in events:
-            if event.params["runId"] != run_id:
-                continue
-            if event.method == "loop/completed":
-                break
-            console.print(_generation_line(event.params["generation"]))
-        end = event.params
+        run = (await client.request("loop/run", {"runId": run_id}))["run"]
+        end: dict[str, Any] = {"runId": run_id, "run": run, "error": None}
+        if run["status"] == "running":
+            end = await _follow(events, run_id, console)
     if options.json:
         print_json(end)
     else:
@@ -74,6 +70,17 @@ async def _run(client: HostClient, options: argparse.Namespace) -> int:
         console.print(Text(f"{end['error']} {KEPT}", style="red"))
         return 1
     return 0
+
+
+async def _follow(events: Subscription, run_id: str, console: Console) -> dict[str, Any]:
+    """Show generations as they are recorded, until the run ends; give the end."""
+    async for event in events:
+        if event.params["runId"] != run_id:
+            continue
+        if event.method == "loop/completed":
+            return event.params
+        console.print(_generation_line(event.params["generation"]))
+    raise HostLost("The host stopped telling of the run.")
 
 
 async def _list(client: HostClient, options: argparse.Namespace) -> int:

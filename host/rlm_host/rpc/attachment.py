@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from rlm_protocol.base import Params
 from rlm_protocol.errors import HostLost, InternalError, RlmError, from_jsonrpc
 from rlm_protocol.framing import encode_headers
 from rlm_protocol.host import CancelParams
@@ -78,11 +79,18 @@ class ClientAttachment:
         else:
             self._send(method, self._encode(method, payload))
 
-    def tell(self, method: str, payload: object) -> None:
-        """Queue a notification that LSP defines; see `context.Attachment`."""
-        self._send(method, self._encode(method, payload))
+    def tell(self, method: str, params: Mapping[str, Any]) -> None:
+        """Queue a notification of LSP, which has no row in the registry. Never dropped."""
+        self._send_body(method, self.peer.notify, params)
 
-    async def request(self, method: str, params: object) -> msgspec.Raw:
+    def ask(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Ask the client something whose answer says nothing."""
+        if not self.closed:
+            id_, body = self.peer.request(method, params)
+            self.peer.forget(id_)
+            self._send(method, encode_headers(body))
+
+    async def request(self, method: str, params: Params | Mapping[str, Any]) -> msgspec.Raw:
         """
         Ask the client; see `context.Attachment`.
 
@@ -167,17 +175,15 @@ class ClientAttachment:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _encode(self, method: str, payload: object) -> bytes:
+    def _encode(self, method: str, payload: msgspec.Struct) -> bytes:
         try:
             return encode_headers(self.peer.notify(method, payload))
         except UnicodeEncodeError:
             return encode_headers(self.peer.notify(method, _scrubbed(payload)))
 
-    def _send_body(
-        self, method: str, render: Callable[[str, Any], bytes], payload: msgspec.Struct
-    ) -> None:
+    def _send_body(self, method: str, render: Callable[[str, Any], bytes], payload: object) -> None:
         if not self.closed:
-            self._send(method, encode_headers(render(method, payload)), payload)
+            self._send(method, encode_headers(render(method, payload)))
 
     def _send(self, method: str, frame: bytes, payload: object = None) -> None:
         if self.closed:

@@ -206,7 +206,8 @@ class Connection:
                 case Answered():
                     self.attachment.answered(event)
                 case Violation():
-                    log.warning("%s: %s", self.attachment.id, event.reason)
+                    level = logging.DEBUG if event.reply is None else logging.WARNING
+                    log.log(level, "%s: %s", self.attachment.id, event.reason)
                     if event.reply is not None:
                         self.attachment.reply_raw(event.reply)
         except Exception as bug:  # the connection goes on: its other requests have done no wrong
@@ -232,25 +233,23 @@ class Connection:
             self.attachment.fail(request.id, refusal)
 
     def _dispatch(self, request: RequestReceived) -> None:
-        language = self._language.handler(request.method)
-        if language is not None:
-            self._start(request, language, request.params)
-            return
         row = METHODS.get(request.method)
-        if row is None or row.direction != "client":
+        params: Any = request.params
+        if (language := self._language.handler(request.method)) is not None:
+            handler = language
+        elif row is None or row.direction != "client":
             raise MethodNotFound(method=request.method[:200])
-        handler = self._handlers.get(row.name)
-        if handler is None:
+        elif row.name not in self._handlers:
             raise Unsupported(method=row.name)
-        self._start(request, handler, decode_params(row, request.params))
-
-    def _start(self, request: RequestReceived, handler: Handler, params: Any) -> None:
+        else:
+            handler = self._handlers[row.name]
+            params = decode_params(row, request.params)
         scope = anyio.CancelScope()
         self._running[request.id] = scope
         self._tasks.start_soon(self._run, request.id, request.method, handler, params, scope)
 
     async def _run(
-        self, id_: Id, method: str, handler: Handler, params: Any, scope: anyio.CancelScope
+        self, id_: Id, name: str, handler: Handler, params: Any, scope: anyio.CancelScope
     ) -> None:
         """Run one request to its one answer."""
         after: list[Callable[[], None]] = []
@@ -260,11 +259,11 @@ class Connection:
                 if not scope.cancel_called:  # cancelled before it began: it never runs
                     context = Context(self._services, self.attachment, id_, after)
                     result = await handler(context, params)
-                    answer = functools.partial(self._respond, id_, method, result)
+                    answer = functools.partial(self._respond, id_, name, result)
         except RlmError as refusal:
             answer = functools.partial(self.attachment.fail, id_, refusal)
         except Exception as bug:
-            answer = functools.partial(self.attachment.fail, id_, internal_error(method, bug))
+            answer = functools.partial(self.attachment.fail, id_, internal_error(name, bug))
         finally:
             self._running.pop(id_, None)
             if not self.attachment.closed:
@@ -274,11 +273,11 @@ class Connection:
             if not self._running:
                 self._idle.set()
 
-    def _respond(self, id_: Id, method: str, result: object) -> None:
+    def _respond(self, id_: Id, name: str, result: object) -> None:
         try:
             self.attachment.respond(id_, result)
         except (TypeError, ValueError) as bug:
-            self.attachment.fail(id_, internal_error(f"the result of {method}", bug))
+            self.attachment.fail(id_, internal_error(f"the result of {name}", bug))
 
     def _notified(self, event: NotificationReceived) -> None:
         match event.method:

@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rlm_protocol.base import Params
+
 from .services import Services
 
 
@@ -23,12 +25,9 @@ class Attachment(Protocol):
         waits, never raises for a client that is gone.
         """
 
-    def tell(self, method: str, payload: object) -> None:
-        """Queue a notification that LSP defines, as plain data; it is never dropped."""
-
-    async def request(self, method: str, params: object) -> msgspec.Raw:
+    async def request(self, method: str, params: Params) -> msgspec.Raw:
         """
-        Ask the client; give its raw result. What LSP defines is given as plain data.
+        Ask the client; give its raw result.
 
         Raises:
             HostLost: the attachment ended before the answer.

@@ -9,19 +9,20 @@ cancellation and their one answer; pygls has the features, the documents and the
 import asyncio
 import importlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import msgspec
 
-from rlm_protocol.errors import InvalidParams, RlmError
+from rlm_protocol.errors import InvalidParams
 from rlm_protocol.host import InitializeParams
 
 from .attachment import ClientAttachment, internal_error
 from .context import Context, Handler
-from .lsp_cells import FolderSessions, Runs
+from .lsp_cells import FolderSession, FolderSessions, Runs
 from .services import Services
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ COMMANDS = (
     "rlm.interrupt",
     "rlm.restart",
     "rlm.session",
+    "rlm.useSession",
 )
 COMPLETION_TRIGGERS = (".", '"', "'")
 ENCODINGS = ("utf-8", "utf-16", "utf-32")
@@ -90,8 +92,9 @@ class Desk:
     root_uri: str | None
     folders: tuple[dict[str, Any], ...]
     sessions: FolderSessions
+    open_session: Callable[[Context, Path], Awaitable[FolderSession]]
     runs: Runs
-    tell: Callable[[str, object], None]
+    tell: Callable[[str, Mapping[str, Any]], None]
     """Queue an LSP notification."""
     hints_changed: Callable[[], None]
     """Let the client ask for its inlay hints anew."""
@@ -108,7 +111,7 @@ class Language:
         self._early: list[tuple[str, msgspec.Raw]] = []
         self._tasks: set[asyncio.Future[Any]] = set()
         self._sessions = FolderSessions(services)
-        self._refreshing = self._refresh_again = False
+        self._heard: set[str] = set()
         attachment.on_close(self._close)
 
     def initialize(self, params: InitializeParams) -> None:
@@ -120,8 +123,8 @@ class Language:
         if method not in REQUESTS:
             return None
 
-        async def answer(_: Context, params: msgspec.Raw) -> object:
-            return await (self._features or await self._load()).answer(method, params)
+        async def answer(context: Context, params: msgspec.Raw) -> object:
+            return await (self._features or await self._load()).answer(context, method, params)
 
         return answer
 
@@ -166,6 +169,7 @@ class Language:
                 root_uri=client.root_uri,
                 folders=tuple(client.workspace_folders or ()),
                 sessions=self._sessions,
+                open_session=self._open_session,
                 runs=Runs(self._attachment, can_show=progress, launch=self._launch),
                 tell=self._attachment.tell,
                 hints_changed=self._hints_changed,
@@ -178,23 +182,20 @@ class Language:
         return features
 
     def _hints_changed(self) -> None:
-        """Ask the client to ask again; several changes while it has not answered are one."""
-        if not _said(self._params.capabilities, "workspace", "inlayHint", "refreshSupport"):
-            return
-        self._refresh_again = True
-        if not self._refreshing:
-            self._refreshing = True
-            self._launch(self._refresh())
+        if _said(self._params.capabilities, "workspace", "inlayHint", "refreshSupport"):
+            self._attachment.ask("workspace/inlayHint/refresh", None)
 
-    async def _refresh(self) -> None:
-        try:
-            while self._refresh_again:
-                self._refresh_again = False
-                await self._attachment.request("workspace/inlayHint/refresh", None)
-        except RlmError as why:
-            log.info("%s does not refresh its hints: %s", self._attachment.id, why)
-        finally:
-            self._refreshing = False
+    async def _open_session(self, context: Context, folder: Path) -> FolderSession:
+        """Give the folder's session; a client that knows us hears it from now on."""
+        found = await self._sessions.get(folder)
+        if found.actor.id not in self._heard and self._knows_us:
+            self._heard.add(found.actor.id)
+            await self._services.feeds.attach(context, found.actor)
+        return found
+
+    @property
+    def _knows_us(self) -> bool:
+        return _said(self._params.capabilities, "experimental", "rlm") is not None
 
     def _launch(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)

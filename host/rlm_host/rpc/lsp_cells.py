@@ -17,7 +17,7 @@ from rlm_protocol.item import ItemCompleted, ReplCell
 from rlm_protocol.repl import ReplExecuteResult
 from rlm_protocol.session import SessionCreateParams
 
-from .context import Attachment
+from .attachment import ClientAttachment
 from .documents import Cell, CellResult, detail_of, raised_line, summary_of
 from .services import Services
 
@@ -113,11 +113,21 @@ class FolderSessions:
             except (SessionNotFound, SessionLeased) as why:
                 refused = why
                 continue
-            found = self._open[folder] = FolderSession(actor)
-            await actor.attach(found)
-            return found
+            return await self._bind(folder, actor)
         assert refused is not None
         raise refused
+
+    async def use(self, folder: Path, session_id: str) -> None:
+        """Run the folder's cells in this session from now on. Raises as `SessionStore.get` does."""
+        await self._bind(folder, await self._services.sessions.get(session_id))
+
+    async def _bind(self, folder: Path, actor: "SessionActor") -> FolderSession:
+        before = self._open.pop(folder, None)
+        if before is not None:
+            before.actor.detach(before)
+        found = self._open[folder] = FolderSession(actor)
+        await actor.attach(found)
+        return found
 
     def close(self) -> None:
         """Listen no more. The sessions go on."""
@@ -134,7 +144,7 @@ class Progress:
     runs does not wait for its answer.
     """
 
-    def __init__(self, attachment: Attachment, token: Token, title: str) -> None:
+    def __init__(self, attachment: ClientAttachment, token: Token, title: str) -> None:
         self.token = token
         self._attachment, self._title = attachment, title
         self._message: str | None = None
@@ -174,7 +184,7 @@ class Runs:
 
     def __init__(
         self,
-        attachment: Attachment,
+        attachment: ClientAttachment,
         *,
         can_show: bool,
         launch: Callable[[Any], None],

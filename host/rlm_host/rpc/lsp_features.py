@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import cattrs
 import msgspec
 from lsprotocol import types as t
 from pygls.exceptions import JsonRpcInvalidParams
@@ -26,14 +25,15 @@ from rlm_protocol import __version__
 from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied
 from rlm_protocol.framing import UNDECODABLE
 
+from .context import Context
 from .documents import Cell, CellResult, Results, cell_at, cells_of, lines_of
 from .lsp import COMPLETION_TRIGGERS, Desk
 from .lsp_cells import RunResult, SessionOf, Token
 
 SOURCE = "rlm"
-WRONG = (cattrs.BaseValidationError, TypeError, ValueError, LookupError)
+WRONG = (ExceptionGroup, TypeError, ValueError, LookupError)
 """What structuring a client's params raises when they do not fit."""
-Work = Callable[[Token | None], Awaitable[object]]
+Work = Callable[[Context, Token | None], Awaitable[object]]
 """A command that knows what it has to do; the token is the client's, for progress."""
 
 
@@ -60,7 +60,7 @@ class Features:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._shown: dict[str, Shown] = {}
-        self._converter: cattrs.Converter = default_converter()  # type: ignore[no-untyped-call]
+        self._converter: Any = default_converter()  # type: ignore[no-untyped-call]
         self.server = LanguageServer(
             "rlm-host", __version__, converter_factory=lambda: self._converter
         )
@@ -103,13 +103,14 @@ class Features:
             "rlm.interrupt": self._interrupt,
             "rlm.restart": self._restart,
             "rlm.session": self._session,
+            "rlm.useSession": self._use_session,
         }
         for name, command in commands.items():
             self.server.command(name)(functools.partial(command))
 
     # --- messages ---------------------------------------------------------------------------------
 
-    async def answer(self, method: str, params: msgspec.Raw) -> object:
+    async def answer(self, context: Context, method: str, params: msgspec.Raw) -> object:
         """
         Answer one request.
 
@@ -119,7 +120,7 @@ class Features:
         """
         given = self._structured(method, params)
         if method == t.WORKSPACE_EXECUTE_COMMAND:
-            result = await self._command(given)
+            result = await self._command(context, given)
         else:
             result = self.server.protocol.fm.features[method](given)
             if inspect.isawaitable(result):
@@ -142,9 +143,7 @@ class Features:
         try:
             return self._converter.structure(msgspec.json.decode(params), wanted)
         except (*WRONG, *UNDECODABLE) as why:
-            raise InvalidParams(
-                f"The parameters do not fit the method: {cattrs.transform_error(why)}.", path="$"
-            ) from None
+            raise InvalidParams(f"These are not the parameters of {method}.", path="$") from why
 
     def _now(self, method: str, params: Any) -> Any:
         """Run one of pygls's own handlers, a generator that yields ours, to its end."""
@@ -157,7 +156,7 @@ class Features:
                 return end.value
             given = handler(*args)
 
-    async def _command(self, params: t.ExecuteCommandParams) -> object:
+    async def _command(self, context: Context, params: t.ExecuteCommandParams) -> object:
         """Let pygls find the command and fit its arguments; run it here, where it is cancelled."""
         params.arguments = params.arguments or []
         steps = self.server.protocol.fm.builtin_features[t.WORKSPACE_EXECUTE_COMMAND](params)
@@ -168,7 +167,7 @@ class Features:
         finally:
             steps.close()
         work: Work = command(*args)
-        return await work(params.work_done_token)
+        return await work(context, params.work_done_token)
 
     # --- documents --------------------------------------------------------------------------------
 
@@ -315,15 +314,25 @@ class Features:
         return functools.partial(self._run, uri, cells, cells)
 
     def _session(self, uri: str) -> Work:
-        async def work(_: Token | None) -> SessionOf:
-            found = await self._desk.sessions.get(self._folder(uri))
+        async def work(context: Context, _: Token | None) -> SessionOf:
+            found = await self._desk.open_session(context, self._folder(uri))
+            return SessionOf(session_id=found.actor.id)
+
+        return work
+
+    def _use_session(self, uri: str, session_id: str) -> Work:
+        folder = self._folder(uri)
+
+        async def work(context: Context, _: Token | None) -> SessionOf:
+            await self._desk.sessions.use(folder, session_id)
+            found = await self._desk.open_session(context, folder)
             return SessionOf(session_id=found.actor.id)
 
         return work
 
     def _interrupt(self, uri: str) -> Work:
-        async def work(_: Token | None) -> SessionOf:
-            found = await self._desk.sessions.get(self._folder(uri))
+        async def work(context: Context, _: Token | None) -> SessionOf:
+            found = await self._desk.open_session(context, self._folder(uri))
             return SessionOf(session_id=found.actor.id, done=found.actor.kernel.interrupt())
 
         return work
@@ -331,8 +340,8 @@ class Features:
     def _restart(self, uri: str) -> Work:
         folder = self._folder(uri)
 
-        async def work(_: Token | None) -> SessionOf:
-            found = await self._desk.sessions.get(folder)
+        async def work(context: Context, _: Token | None) -> SessionOf:
+            found = await self._desk.open_session(context, folder)
             await found.actor.kernel.restart(restore=False)
             for key, shown in self._shown.items():
                 if self._folder(key) == folder:
@@ -344,13 +353,18 @@ class Features:
         return work
 
     async def _run(
-        self, uri: str, cells: Sequence[Cell], wanted: Sequence[Cell], token: Token | None
+        self,
+        uri: str,
+        cells: Sequence[Cell],
+        wanted: Sequence[Cell],
+        context: Context,
+        token: Token | None,
     ) -> RunResult:
         """Run the wanted ones of a document's cells."""
         runnable = [cell for cell in wanted if cell.runs]
         if not runnable:
             raise InvalidParams("There is no cell to run here.", path="$.arguments")
-        session = await self._desk.sessions.get(self._folder(uri))
+        session = await self._desk.open_session(context, self._folder(uri))
 
         def on_result(cell: Cell, result: CellResult) -> None:
             shown = self._shown.get(unquote(uri))

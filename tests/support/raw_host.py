@@ -1,21 +1,20 @@
-"""Drives a host under test: bytes in, messages out, every wait with a deadline."""
+"""Drives a host by bytes: every message of it is checked, every wait has a deadline."""
 
 import contextlib
 import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..framing import encode_headers
+from rlm_protocol.framing import encode_headers
 
 Message = dict[str, Any]
 READ_BYTES = 1 << 16
@@ -300,16 +299,6 @@ class Host:
         for id_ in ids:
             self._answers.pop(_key(id_), None)
             self._asked.pop(_key(id_), None)
-
-
-@contextlib.contextmanager
-def fresh_home() -> Iterator[Path]:
-    """Give an empty RLM_HOME for the length of the block."""
-    folder = Path(tempfile.mkdtemp(prefix="rlm-conformance-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _key(id_: object) -> str:
