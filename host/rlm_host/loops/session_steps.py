@@ -53,20 +53,22 @@ async def _end(actor: "SessionActor", turn_id: str) -> None:
     await actor.wait_idle()
 
 
-class ReplRunner:
+class _InSession:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def spent(self, spec: wire.ReplStep | wire.AgentStep) -> float:
+        """Give the metered cost of the session and everything below it so far, in USD."""
+        return (await self._sessions(spec.session_id)).state.subtree.cost_nano_usd / NANO
+
+
+class ReplRunner(_InSession):
     """
     Steps that are cells: `context` is bound before one, and `observation` is read after it.
 
     `observation` is a mapping of `reward`, `artifactId`, … A cell of an apply or rollback finds
     `action` and `observation` bound as well. What they cost is what their sessions were metered.
     """
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-
-    async def spent(self, spec: wire.ReplStep) -> float:
-        """Give the metered cost of the session and everything below it so far, in USD."""
-        return _spent(await self._sessions(spec.session_id))
 
     async def step(
         self, spec: wire.ReplStep, request: wire.LoopStepRequest
@@ -86,20 +88,13 @@ class ReplRunner:
             await _cell(actor, spec.code)
 
 
-class AgentRunner:
+class AgentRunner(_InSession):
     """
     Steps that are turns of an agent, each scored by a verifier cell as a `ReplRunner`'s.
 
     The agent is told its prompt and finds `context` in its kernel. What it costs is what its
     session and everything below it were metered, whatever the verifier says.
     """
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-
-    async def spent(self, spec: wire.AgentStep) -> float:
-        """Give the metered cost of the session and everything below it so far, in USD."""
-        return _spent(await self._sessions(spec.session_id))
 
     async def step(
         self, spec: wire.AgentStep, request: wire.LoopStepRequest
@@ -121,10 +116,6 @@ class AgentRunner:
             await run_guarded(actor, spec.prompt, message_id=_message_id(told, request.action))
             await _bind_all(actor, request)
             await _cell(actor, spec.verify)
-
-
-def _spent(actor: "SessionActor") -> float:
-    return actor.state.subtree.cost_nano_usd / NANO
 
 
 def _message_id(told: wire.StepContext, what: str) -> str:
