@@ -17,6 +17,7 @@ THIRD_PARTY = {
         "anyio",
         "apsw",
         "genai_prices",
+        "google",  # protobuf, which temporalio brings
         "jsonschema",
         "lsprotocol",
         "msgspec",
@@ -44,6 +45,7 @@ ONLY_IN = {
     "psycopg": "loops",
     "psycopg_pool": "loops",
     "temporalio": "loops",
+    "google": "loops",
     "rich": "faces",
 }
 """A heavy library is known in one folder of the host only."""

@@ -14,6 +14,8 @@ ROWS = {
     "P4": "interrupt.py",
     "P5": "host_request.py",
     "P6": "snapshot.py",
+    "P10": "loop_generation.py",
+    "P11": "loop_restart.py",
 }
 
 

@@ -25,7 +25,7 @@ from support.loop_child import ACTIONS, CONFIG, Effects, functions
 from support.loop_stores import submitted
 from support.services import Temporal
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 SETTINGS = Settings(heartbeat_ms=1_000, generations=2)
 """Every run continues as a new execution twice, and a dead worker is noticed soon."""
 _numbers = itertools.count()
@@ -35,7 +35,7 @@ def until(met, what: str):
     deadline = time.monotonic() + PATIENCE_S
     while not (found := met()):
         assert time.monotonic() < deadline, f"{what}: not in {PATIENCE_S} s"
-        time.sleep(0.05)
+        time.sleep(0.25)  # each look reads a history, which the server has to serve
     return found
 
 
@@ -71,7 +71,8 @@ class Cluster:
         return worker
 
     def ended(self):
-        return until(lambda: (r := read_report(self.runs, self.run)).terminal and r, "its end")
+        until(lambda: self.runs.head(self.run).status in records.TERMINAL, "its end")
+        return read_report(self.runs, self.run)
 
     def history(self) -> list[tuple[str, bytes]]:
         return plain(self.runs, self.run)

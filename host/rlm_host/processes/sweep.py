@@ -24,6 +24,8 @@ SPAWN_TAG = "RLM_SPAWN"
 its parents only: as long as its guard, or the host that adopted it, lives."""
 LIMIT_S = 2.0
 ROUND_S = 0.01
+EMPTY_LOOKS = 3
+"""One look is not enough: a process that lives on in ever new pids can hide from a single one."""
 Find = Callable[[dict[int, ProcessFact]], Collection[ProcessFact]]
 
 
@@ -104,15 +106,20 @@ def kill_all(find: Find) -> list[int]:
     spared = _ancestors()
     killed: set[int] = set()
     stopped: set[int] = set()
+    looks = 0
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         fresh = _found(find, spared | stopped)
         _signal(fresh, signal.SIGSTOP)
         stopped |= fresh
         if fresh:
+            looks = 0
             continue
         if not stopped:
-            return sorted(killed)
+            looks += 1
+            if looks == EMPTY_LOOKS:
+                return sorted(killed)
+            continue
         _signal(stopped, signal.SIGKILL)
         killed |= stopped
         stopped = set()

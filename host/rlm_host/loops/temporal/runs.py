@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
@@ -317,5 +316,5 @@ def _quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def _at_ms(at: Timestamp) -> int:
-    return at.seconds * 1000 + at.nanos // 1_000_000
+def _at_ms(at: Any) -> int:
+    return int(at.seconds * 1000 + at.nanos // 1_000_000)

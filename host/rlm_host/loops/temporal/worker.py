@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import anyio.to_thread
@@ -18,6 +19,9 @@ from ..worker import Work
 from .activities import LoopActivities
 from .runs import QUEUE, TemporalRuns, connect
 from .workflow import LoopWorkflow
+
+STICKY = timedelta(seconds=2)
+"""How long the runs of a worker that has died wait for it before another replays them."""
 
 
 @contextlib.asynccontextmanager
@@ -61,7 +65,11 @@ async def working(
             work_for, named(gates), runs, decision_log=decision_log, compute=compute
         )
         async with Worker(
-            client, task_queue=queue, workflows=[LoopWorkflow], activities=activities.all()
+            client,
+            task_queue=queue,
+            workflows=[LoopWorkflow],
+            activities=activities.all(),
+            sticky_queue_schedule_to_start_timeout=STICKY,
         ):
             yield
     finally:
