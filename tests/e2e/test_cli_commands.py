@@ -80,7 +80,12 @@ def test_a_loop_is_run_watched_and_reported(tmp_path: Path) -> None:
     assert "a1" in rlm_host(tmp_path, "loop", "report", run["runId"]).stdout
     assert json.loads(rlm_host(tmp_path, "loop", "show", run["runId"]).stdout)
     # a run that has ended is continued to the same end
-    assert rlm_host(tmp_path, "loop", "run", run["runId"]).returncode == 0
+    again = rlm_host(tmp_path, "loop", "run", run["runId"], "--csv")
+    assert again.returncode == 0
+    rows = again.stdout.splitlines()
+    assert rows[0].startswith("generation,action,reason,reward,")
+    assert [row.split(",")[6] for row in rows[1:]] == ["a0", "a1", "a2"]
+    assert rlm_host(tmp_path, "loop", "report", run["runId"], "--csv").stdout == again.stdout
 
 
 def test_a_loop_in_toml_is_paused_and_resumed(tmp_path: Path) -> None:

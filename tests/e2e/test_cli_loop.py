@@ -178,6 +178,34 @@ def test_a_paused_run_rests_until_it_is_resumed(tmp_path: Path) -> None:
     assert "completed" in rlm_host(tmp_path, "loop", "run", name, *args).stdout
 
 
+def test_a_failed_run_says_why_and_fails_the_command(tmp_path: Path) -> None:
+    text = PROGRAM.replace(
+        "def apply(ctx, observation):", "def apply(ctx, observation):\n    1 / 0"
+    )
+    args = ("loop", "run", program(tmp_path, text), "--store", "sqlite:r.db")
+    for _ in range(2):  # it has ended: again, it says the same
+        done = rlm_host(tmp_path, *args)
+        assert done.returncode == 1
+        why = "apply of generation 0 failed: ZeroDivisionError: division by zero."
+        assert done.stderr == f"rlm-host loop: {why}\n"
+        assert "climb  failed  generation 0  (apply_failed)" in done.stdout
+
+
+def test_ctrl_c_ends_the_waiting_for_another(tmp_path: Path) -> None:
+    args = (program(tmp_path), "--store", f"sqlite:{tmp_path}/r.db")
+    notes = tmp_path / "notes.txt"
+    with started(tmp_path, *args, HANG="1") as first:
+        wait_for(lambda: notes.exists() and "step 2" in notes.read_text(), what="generation 2")
+        with started(tmp_path, *args) as second:
+            assert second.stdout is not None
+            assert any("Waiting" in line for line in second.stdout)
+            second.send_signal(signal.SIGINT)
+            _, errors = second.communicate(timeout=DEADLINE_S)
+            assert second.returncode == 128 + signal.SIGINT
+            assert errors.splitlines()[-1].startswith("rlm-host loop: stopped by SIGINT.")
+        assert first.poll() is None
+
+
 def test_ctrl_c_gives_the_run_back(tmp_path: Path) -> None:
     args = (program(tmp_path), "--store", f"sqlite:{tmp_path}/r.db")
     notes = tmp_path / "notes.txt"
