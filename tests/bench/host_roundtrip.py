@@ -63,10 +63,14 @@ def measure(report: b.Report, rounds: int) -> None:
     for name, (_, _, _, goal) in ROUND_TRIPS.items():
         report.ratio(name, took[name, "host"], took[name, "floor"], goal)
     for name in ("pipelined", "notified"):
-        report.ratio(f"{name}, rate to floor", rate(name, "host"), rate(name, "floor"), 0.9, least=True)
+        report.ratio(
+            f"{name}, rate to floor", rate(name, "host"), rate(name, "floor"), 0.9, least=True
+        )
     for name in ("pipelined", "notified"):
         goal = 20 if name == "pipelined" else 1
-        report.ratio(f"{name}, rate to pygls", rate(name, "host"), rate(name, "pygls"), goal, least=True)
+        report.ratio(
+            f"{name}, rate to pygls", rate(name, "host"), rate(name, "pygls"), goal, least=True
+        )
     for name in ROUND_TRIPS:
         report.ratio(f"{name}, to pygls", took[name, "host"], took[name, "pygls"], 1)
 
