@@ -6,13 +6,12 @@ import runtime_bench as b
 
 sys.path.append(str(b.HERE.parent))
 
-from support import rpc_host  # noqa: E402
-
-from rlm_host.faces import cli_stdio  # noqa: E402
-from rlm_host.rpc.claim import claim_stdio  # noqa: E402
-from rlm_host.rpc.context import Context, Handlers  # noqa: E402
-from rlm_protocol.agent import AgentResultResult, AgentSpawnParams  # noqa: E402
-from rlm_protocol.repl import ReplExecuteParams, ReplExecuteResult  # noqa: E402
+from rlm_host.faces import cli_stdio
+from rlm_host.rpc.claim import claim_stdio
+from rlm_host.rpc.context import Context, Handlers
+from rlm_protocol.agent import AgentResultResult, AgentSpawnParams
+from rlm_protocol.repl import ReplExecuteParams, ReplExecuteResult
+from support import rpc_host
 
 
 async def execute(context: Context, params: ReplExecuteParams) -> ReplExecuteResult:
