@@ -35,6 +35,8 @@ SHUTDOWN_S = 1.6
 """After this long a cell that does not end is left to the guard, and `done` is said without it."""
 QUEUED_BYTES = 64 * 1024 * 1024
 _LOOP_FAILURES = 1000
+_PATIENCE_S = SHUTDOWN_S - 0.1
+"""Seconds before the end of a shutdown from which on the running cell is interrupted."""
 _json = msgspec.json.Encoder().encode
 
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
@@ -174,12 +176,11 @@ class Runtime:
             self._queue.append(_Queued(request, json_id, len(line)))
 
     def _close(self, id_: str | None) -> None:
-        """Begin to end: the running cell is interrupted, nothing new is begun."""
+        """Begin to end: the running cell is soon interrupted, nothing new is begun."""
         if self._closing is None:
             self._closing = time.monotonic() + SHUTDOWN_S
         if id_ is not None:
             self._farewell = k.Done(id=id_, status="ok", nonce=self.nonce)
-        self.interrupter.aim(self.targets.active)
         self._watch.wake()
         self._flusher.wake()
 
@@ -191,7 +192,8 @@ class Runtime:
             self._intake_aside()
         self._reads_seen = self.inbox.reads
         active = self.targets.active
-        if self._closing is not None and active is not None:
+        # A cell that waits for its host is told of the loss first, and may end by itself.
+        if self._closing is not None and time.monotonic() > self._closing - _PATIENCE_S:
             self.interrupter.aim(active)
         if active is not None and self.interrupter.wanted == active:
             self.interrupter.ring()
@@ -380,10 +382,7 @@ class Runtime:
     def _end_if_free(self) -> None:
         self.bridge.lose()
         if self.targets.active is not None:
-            if self.interrupter.wanted is None:
-                self.interrupter.aim(self.targets.active)
-                self.interrupter.deliver(sys._getframe())
-            return  # `ended` of its task, or the watch, comes back here
+            return  # the watch interrupts it; when its task has ended, we come back here
         while self._queue:
             id_ = self._queue.popleft().request.id
             stopped = k.Done(id=id_, status="error", nonce=self.nonce, reason="shutdown")

@@ -43,11 +43,12 @@ async def test_no_request_goes_out_that_the_root_has_no_room_for(tmp_path: Path)
     async with family(tmp_path) as host:
         root = await host.root(model="scripted/echo", budget=Budget(tokens=250_000))
         assert await spawn_all(host, root, 1) == ["completed"]
-        used = book_of(root).used[root.id].tokens
-        assert used == root.state.attributed.input_tokens + root.state.attributed.output_tokens
         [notice] = await host.noticed(root, 1)
         assert notice.notice == "endedWithoutReply"
+        await root.wait_idle()  # the notice made a turn of its own, which is metered too
         settled(root)
+        used, whole = book_of(root).used[root.id].tokens, root.state.own + root.state.attributed
+        assert used == whole.input_tokens + whole.output_tokens
     async with family(tmp_path / "tight") as host:
         (tmp_path / "tight").mkdir(exist_ok=True)
         root = await host.root(model="scripted/echo", budget=Budget(tokens=1_000))

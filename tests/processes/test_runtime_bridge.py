@@ -175,7 +175,7 @@ def lose_the_host(host: Host) -> None:
     id_ = host.runtime.start(
         "import asyncio, rlm\nasync def ask():\n"
         " try: await rlm.host_request('x')\n except RuntimeError as e: print(type(e).__name__)\n"
-        "a = asyncio.create_task(ask())\nawait asyncio.shield(a)"
+        "await ask()"
     )
     host.until(lambda e: e["event"] == "host_request")
     host.runtime.close_stdin()

@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -41,13 +41,10 @@ from .attachment import ClientAttachment, internal_error
 from .capabilities import initialize_result
 from .context import Context, Handler
 from .endpoint import Endpoint
-from .language import LANGUAGE_NOTIFICATIONS, LANGUAGE_REQUESTS, OPENS
+from .lsp import Language
 from .services import Services
 
 SETTLE_S, DRAIN_S = 0.1, 0.3
-if TYPE_CHECKING:
-    from .server import LanguageFeatures
-
 log = logging.getLogger(__name__)
 
 
@@ -92,14 +89,13 @@ class Connection:
         self._shutdown = False
         self._ended = False
         self._idle = anyio.Event()
-        self._said: InitializeParams | None = None
-        self._language: LanguageFeatures | None = None
         self.attachment = ClientAttachment(
             endpoint,
             id_=services.attachments.next_id(),
             on_lost=lambda reason: self._end(reason, clean=reason != "slow"),
         )
         services.attachments.add(self.attachment)
+        self._language = Language(services, self.attachment)
 
     @property
     def peer(self) -> RpcPeer:
@@ -238,9 +234,9 @@ class Connection:
 
     def _dispatch(self, request: RequestReceived) -> None:
         row = METHODS.get(request.method)
-        if request.method in LANGUAGE_REQUESTS:
-            handler: Handler = functools.partial(self._language_request, request.method)
-            params: Any = request.params
+        params: Any = request.params
+        if (language := self._language.handler(request.method)) is not None:
+            handler = language
         elif row is None or row.direction != "client":
             raise MethodNotFound(method=request.method[:200])
         elif row.name not in self._handlers:
@@ -289,11 +285,9 @@ class Connection:
                 self._end("exit", clean=self._shutdown)
             case "$/cancelRequest":
                 self._cancel(event.params)
-            case method if method in LANGUAGE_NOTIFICATIONS and self._initialized:
-                if self._language is not None or method == OPENS:
-                    self._language_features().notify(method, event.params)
-            case _:
+            case _ if self._initialized:
                 log.debug("%s: notification %s", self.attachment.id, event.method[:200])
+                self._language.notified(event.method, event.params)
 
     def _cancel(self, params: msgspec.Raw) -> None:
         try:
@@ -304,19 +298,6 @@ class Connection:
         if scope is not None:
             scope.cancel()
 
-    # --- language features ------------------------------------------------------------------------
-
-    def _language_features(self) -> "LanguageFeatures":
-        if self._language is None:
-            from .server import LanguageFeatures
-
-            assert self._said is not None
-            self._language = LanguageFeatures(self._services, self.attachment, self._said)
-        return self._language
-
-    async def _language_request(self, method: str, context: Context, params: msgspec.Raw) -> Any:
-        return await self._language_features().request(context, method, params)
-
     # --- life cycle -------------------------------------------------------------------------------
 
     def _initialize(self, request: RequestReceived) -> object:
@@ -325,7 +306,7 @@ class Connection:
         params = decode_params(METHODS["initialize"], request.params)
         result = initialize_result(params, frozenset(self._handlers))
         self._initialized = True
-        self._said = params
+        self._language.initialize(params)
         self._on_initialize(params)
         return result
 

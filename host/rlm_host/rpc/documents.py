@@ -1,122 +1,139 @@
 """
-Python files with `# %%` cells: where the cells are, what came of them, where an error lies. Pure.
+Python files with `# %%` cells: where the cells lie, and which result belongs to which. Pure.
 
-Results are remembered by a cell's code, not by its place: a cell that moves keeps its result, one
-that is edited loses it.
+A result belongs to a cell for as long as the cell's code is what ran: lines may be added above it
+and cells moved, an edit of the code itself takes the result away.
 """
 
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
-from rlm_protocol.repl import ReplExecuteResult
+LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+"""A line as LSP counts them (3.17, Text Documents): no other character ends one."""
+MARKER = re.compile(r"#\s*(?:%%|<codecell>|In\[[\d ]*\])(?P<rest>.*)")
+"""What starts a cell: what Jupyter's tools take for one."""
+NO_CODE = re.compile(r"\s*(?:[^\[]*)\[(?:markdown|raw)\]", re.IGNORECASE)
+SUMMARY_CHARS = 100
+DETAIL_CHARS = 4000
+_FRAME = re.compile(r'File "(?P<cell><cell-\d+>)", line (?P<line>\d+)')
+_TRACEBACK = "Traceback (most recent call last):"
 
-MARKER = re.compile(r"^#\s*%%(?P<title>.*)$")
-CELL_FRAME = re.compile(r'File "(?P<cell><cell-[^"]*>)", line (?P<line>\d+)')
-HINT_CHARS = 80
+RunStatus = Literal["running", "ok", "error", "interrupted"]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    One cell of a document. Lines count from 0.
-
-    `start_line` is the line of the marker, or 0 for code before the first marker; `code_line` the
-    first line of code; `end_line` the last line of code that is not blank.
-    """
-
-    index: int
-    title: str
-    start_line: int
-    code_line: int
-    end_line: int
-    code: str
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of a cell, at a line of the document."""
+    """One cell. Lines count from 0; `code` starts at `code_line`, `last_line` ends its text."""
 
     line: int
-    text: str
+    code_line: int
+    end_line: int
+    last_line: int
+    title: str
+    code: str
+    runs: bool
 
 
-def cells(lines: Sequence[str]) -> tuple[Cell, ...]:
-    """Give the document's cells; a document without a marker has none."""
-    starts = [number for number, line in enumerate(lines) if MARKER.match(line)]
-    if not starts:
+class CellResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown of a run. `raised_line` counts from the first line of the code, from 0."""
+
+    status: RunStatus
+    summary: str
+    detail: str = ""
+    raised_line: int | None = None
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """Give the lines with their ends; a text that ends with a line end has no empty last one."""
+    return tuple(LINE.findall(text))
+
+
+def cells_of(text: str) -> tuple[Cell, ...]:
+    """Give the cells in order; none without a marker. Text before the first marker is a cell."""
+    lines = lines_of(text)
+    marked = [(at, m["rest"]) for at, line in enumerate(lines) if (m := MARKER.match(line))]
+    if not marked:
         return ()
-    has_head = any(line.strip() and not line.startswith("#!") for line in lines[: starts[0]])
-    bounds = [*([0] if has_head else []), *starts, len(lines)]
-    return tuple(_cells(lines, bounds))
+    ends = [*(at for at, _ in marked[1:]), len(lines)]
+    found = [
+        _cell(lines, at, at + 1, end, rest) for (at, rest), end in zip(marked, ends, strict=True)
+    ]
+    head = _cell(lines, 0, 0, marked[0][0], "")
+    return (head, *found) if head.runs else tuple(found)
 
 
-def _cells(lines: Sequence[str], bounds: Sequence[int]) -> Iterator[Cell]:
-    for index, (start, end) in enumerate(itertools.pairwise(bounds)):
-        marker = MARKER.match(lines[start].rstrip("\r\n"))
-        first = start + 1 if marker else start
-        last = max((n for n in range(first, end) if lines[n].strip()), default=first - 1)
-        yield Cell(
-            index=index,
-            title=marker["title"].strip() if marker else "",
-            start_line=start,
-            code_line=first,
-            end_line=max(last, start),
-            code="".join(lines[first : last + 1]),
-        )
+def cell_at(cells: Iterable[Cell], line: int) -> Cell | None:
+    """Give the cell that the line lies in."""
+    return next((cell for cell in cells if cell.line <= line < max(cell.end_line, 1)), None)
 
 
-def cell_at(found: Sequence[Cell], line: int) -> Cell | None:
-    """Give the cell in which a line lies."""
-    return next((cell for cell in reversed(found) if cell.start_line <= line), None)
+def _cell(lines: tuple[str, ...], line: int, code_line: int, end: int, rest: str) -> Cell:
+    body = lines[code_line:end]
+    filled = [at for at, text in enumerate(body) if text.strip()]
+    return Cell(
+        line=line,
+        code_line=code_line,
+        end_line=end,
+        last_line=code_line + filled[-1] if filled else line,
+        title=rest.strip(),
+        code="".join(body[: filled[-1] + 1]) if filled else "",
+        runs=bool(filled) and not NO_CODE.match(rest),
+    )
 
 
 class Results:
-    """What came of the cells of one document, while their code stays as it was."""
+    """The results of one document's cells."""
 
     def __init__(self) -> None:
-        self._results: dict[str, ReplExecuteResult] = {}
+        self._of: dict[tuple[str, int], CellResult] = {}
 
-    def put(self, code: str, result: ReplExecuteResult) -> None:
-        """Remember what came of this code last."""
-        self._results[code] = result
+    def put(self, cells: Iterable[Cell], cell: Cell, result: CellResult) -> None:
+        """Let a result belong to one of the document's cells."""
+        key = next((key for key, one in _keyed(cells) if one == cell), (cell.code, 0))
+        self._of[key] = result
 
-    def hint(self, cell: Cell) -> str | None:
-        """Give what an editor shows beside the cell, None when it has not run as it stands."""
-        result = self._results.get(cell.code)
-        return None if result is None else hint(result)
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._of.clear()
 
-    def faults(self, found: Sequence[Cell]) -> list[Fault]:
-        """Give the errors of cells that stand as they were run."""
-        pairs = ((cell, self._results.get(cell.code)) for cell in found)
-        return [fault for cell, result in pairs if result and (fault := fault_of(cell, result))]
-
-    def keep(self, found: Sequence[Cell]) -> None:
-        """Forget what belongs to no cell any more."""
-        codes = {cell.code for cell in found}
-        self._results = {c: r for c, r in self._results.items() if c in codes}
+    def shown(self, cells: Iterable[Cell]) -> list[tuple[Cell, CellResult]]:
+        """Give each cell that has a result with it, in order; forget those that none has."""
+        keyed = [(key, cell) for key, cell in _keyed(cells) if key in self._of]
+        self._of = {key: self._of[key] for key, _ in keyed}
+        return [(cell, self._of[key]) for key, cell in keyed]
 
 
-def hint(result: ReplExecuteResult) -> str:
-    """Give one short line for what came of a cell."""
-    if result.error is not None:
-        text = f"{result.error.ename}: {result.error.evalue}"
-    elif result.status == "interrupted":
-        text = "interrupted"
-    elif result.result is None:
-        text = "done"
-    else:
-        text = f"=> {result.result}"
-    text = " ".join(text.split())
-    return text if len(text) <= HINT_CHARS else f"{text[: HINT_CHARS - 3]}..."
+def _keyed(cells: Iterable[Cell]) -> Iterator[tuple[tuple[str, int], Cell]]:
+    """Tell cells with the same code apart by their order."""
+    seen: dict[str, int] = {}
+    for cell in cells:
+        nth = seen.get(cell.code, 0)
+        seen[cell.code] = nth + 1
+        yield (cell.code, nth), cell
 
 
-def fault_of(cell: Cell, result: ReplExecuteResult) -> Fault | None:
-    """Place a cell's error at the innermost line of the cell itself that the traceback names."""
-    if result.error is None:
-        return None
-    frames = CELL_FRAME.findall("".join(result.error.traceback))
-    own = [int(line) for name, line in frames if name == frames[0][0]]
-    line = cell.code_line + own[-1] - 1 if own else cell.code_line
-    text = f"{result.error.ename}: {result.error.evalue}"
-    return Fault(line=min(line, cell.end_line), text=text)
+def raised_line(traceback: str) -> int | None:
+    """
+    Give the line of the cell's code, from 0, that a traceback of the runtime blames.
+
+    It is the cell's innermost line of the exception that was raised last; a line of a function that
+    an earlier cell defined is that cell's, not this one's.
+    """
+    last = traceback[max(traceback.rfind(_TRACEBACK), 0) :]
+    frames = [(m["cell"], int(m["line"])) for m in _FRAME.finditer(last)]
+    own = [line for cell, line in frames if cell == frames[0][0]]
+    return own[-1] - 1 if own else None
+
+
+def summary_of(text: str) -> str:
+    """Give a text as one short line."""
+    line = " ".join(text.split())
+    return line if len(line) <= SUMMARY_CHARS else line[: SUMMARY_CHARS - 1] + "…"
+
+
+def detail_of(*texts: str) -> str:
+    """Give the texts that are not empty, cut to what a tooltip can show."""
+    whole = "\n".join(text.rstrip("\n") for text in texts if text.strip())
+    return whole if len(whole) <= DETAIL_CHARS else whole[:DETAIL_CHARS] + "\n…"
