@@ -13,8 +13,13 @@ ROWS = {
     "P4": "interrupt.py",
     "P5": "host_request.py",
     "P6": "snapshot.py",
+    "P7": "host_start.py",
+    "P8": "host_roundtrip.py",
+    "P9": "host_execute.py",
     "P10": "loop_generation.py",
     "P11": "loop_restart.py",
+    "P12": "session_resume.py",
+    "P13": "children.py",
 }
 
 

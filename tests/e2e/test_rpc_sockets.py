@@ -54,6 +54,36 @@ async def test_two_clients_share_a_session(served: Path, tmp_path: Path) -> None
         assert [e.params["seq"] for e in two.heard if e.method == "turn/completed"] == told
 
 
+async def test_a_client_that_comes_back_hears_exactly_what_it_missed(
+    served: Path, tmp_path: Path
+) -> None:
+    async def turn(client: HostClient) -> None:
+        async with client.notifications("turn/completed", session_id=session_id) as turns:
+            text = [{"type": "text", "text": '[{"text":"hi"}]'}]
+            await client.request("turn/start", {"sessionId": session_id, "input": text})
+            await anext(turns)
+
+    async with attached(served) as first, HostClient.attach(served) as other:
+        params = {"cwd": str(tmp_path), "model": "scripted/steps"}
+        session_id = (await first.request("session/create", params))["session"]["id"]
+        await turn(first.client)
+        assert (await other.resume(session_id)).replay == "none"
+        known = first.client.cursors[session_id]
+        assert other.cursors[session_id] == known
+        await first.client.aclose()
+        await turn(other)
+        async with HostClient.attach(served) as again, again.notifications() as missed:
+            answer = await again.resume(session_id, known)
+            assert answer.replay == "complete"
+            heard = [await anext(missed)]
+            while heard[-1].method != "turn/completed":
+                heard.append(await anext(missed))
+            seqs = [event.params["seq"] for event in heard if event.method != "item/delta"]
+            assert min(seqs) == known.seq + 1
+            assert len([e for e in heard if e.method == "turn/started"]) == 1
+            assert again.cursors[session_id] == other.cursors[session_id]
+
+
 async def test_exit_of_a_client_is_its_own_end(served: Path) -> None:
     async with HostClient.attach(served) as first:
         pid = first.pid
