@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -59,7 +60,13 @@ def _folder(name: str) -> Iterator[Path]:
 
 
 class Server:
-    """One server program that can be killed and started again on the same data."""
+    """
+    One server program that can be killed and started again on the same data.
+
+    `pids` names those that run now, for tests that count what they left behind.
+    """
+
+    pids: ClassVar[set[int]] = set()
 
     def __init__(self, argv: list[str], folder: Path) -> None:
         self.argv, self.folder, self.user = argv, folder, _user()
@@ -79,6 +86,7 @@ class Server:
                 env={"PATH": os.environ["PATH"], "HOME": str(self.folder), "LC_ALL": "C"},
                 process_group=0,
             )
+        Server.pids.add(self._process.pid)
         deadline = time.monotonic() + PATIENCE_S
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -90,6 +98,7 @@ class Server:
         if self._process is not None:
             self._process.send_signal(how)
             self._process.wait(PATIENCE_S)
+            Server.pids.discard(self._process.pid)
             self._process = None
         self._log.unlink(missing_ok=True)
 
