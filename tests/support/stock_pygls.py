@@ -8,12 +8,18 @@ server = LanguageServer("stock", "1")
 
 @server.feature("host/status")
 def status(params: object) -> dict[str, object]:
-    return {"version": "1"}
+    return {"version": "1", "uptimeMs": float("nan")}
 
 
 @server.feature("host/schema")
 def schema(params: object) -> dict[str, object]:
+    print("somebody asks for the schema")
     return {"openrpc": {"methods": []}}
+
+
+@server.feature("session/read")
+def read(params: object) -> None:
+    raise ValueError("a bug")
 
 
 @server.feature(types.TEXT_DOCUMENT_HOVER)
