@@ -1,4 +1,8 @@
-"""The example of the loop kernel's document: only the package's name is another one."""
+"""
+The example of the loop kernel's document: only the package's name is another one.
+
+Run it, or give it to `rlm-host loop run`, which finds `config`, `step` and `apply` in it.
+"""
 
 from rlm_host import LoopConfig, LoopKernel, LoopObservation
 from rlm_host.durable_runs import SqliteRunStore
@@ -9,12 +13,7 @@ def materialise(artifact_id):
     print("live:", artifact_id)
 
 
-store = SqliteRunStore("runs.sqlite3")
-kernel = LoopKernel(
-    store,
-    LoopConfig("tenant-a", "ws-1", max_generations=4, target=0.9),
-)
-run_id = kernel.submit()
+config = LoopConfig("tenant-a", "ws-1", max_generations=4, target=0.9)
 
 
 def step(ctx):
@@ -28,5 +27,11 @@ def apply_artifact(context, observation):
     materialise(observation.artifact_id)
 
 
-report = kernel.run(run_id, "worker-1", step, apply=apply_artifact)
-print(report.best_reward, report.stopped_reason, report.generations)
+apply = apply_artifact
+
+if __name__ == "__main__":
+    store = SqliteRunStore("runs.sqlite3")
+    kernel = LoopKernel(store, config)
+    run_id = kernel.submit()
+    report = kernel.run(run_id, "worker-1", step, apply=apply_artifact)
+    print(report.best_reward, report.stopped_reason, report.generations)

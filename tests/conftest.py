@@ -1,5 +1,9 @@
 import pytest
 
+from support.services import postgres, temporal
+
+__all__ = ["anyio_backend", "postgres", "temporal"]
+
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .loops.inputs import LoopObservation, Verdict
     from .loops.kernel import LoopKernel
     from .loops.report import LoopGeneration, LoopReport
+    from .loops.session_steps import run_guarded
     from .loops.stores.sqlite import SqliteRunStore
     from .loops.telemetry import RSITelemetry
 
@@ -36,6 +37,7 @@ _HOME = {
     "SqliteRunStore": "rlm_host.loops.stores.sqlite",
     "__version__": "rlm_protocol",
     "Verdict": "rlm_host.loops.inputs",
+    "run_guarded": "rlm_host.loops.session_steps",
 }
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "SqliteRunStore",
     "Verdict",
     "__version__",
+    "run_guarded",
 ]
 
 

@@ -62,7 +62,12 @@ def _command(name: str, args: list[str]) -> int:
 
         given.append(claim_stdio())
     import importlib
+    import os
+    import signal
 
+    # While modules load, Ctrl-C ends the process at once: as an exception it can fall into a
+    # finaliser of the import system, which swallows it. Nothing has been started yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     module, _, function = COMMANDS[name][0].partition(":")
     command = getattr(importlib.import_module(f".faces.{module}", __package__), function)
     if name in ON_STDIO and not given:
@@ -72,7 +77,13 @@ def _command(name: str, args: list[str]) -> int:
         from . import app
 
         given.append(app)
-    code: int = command(*given)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code: int = command(*given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
     return code
 
 

@@ -50,6 +50,7 @@ async def build(
     stop: Callable[[str], None],
     socket: Path | None = None,
     clock: Clock | None = None,
+    on_secret: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Services]:
     """
     Own one host for the length of the block; leaving it ends every session, kernel and run.
@@ -63,6 +64,7 @@ async def build(
         stop: ends the whole host; the argument says why.
         socket: where this host listens, for whoever finds a session leased by it.
         clock: the machine's clock by default.
+        on_secret: told each provider's key before it is used, so that no log shows it.
     """
     clock = clock or SystemClock()
     started_ms = clock.monotonic_ms()
@@ -70,11 +72,19 @@ async def build(
         log.warning("this machine does not hide the host's memory from its cells")
     processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
     async with contextlib.AsyncExitStack() as block:
-        agents = Agents(config, env, home=home, clock=clock, processes=processes, socket=socket)
+        agents = Agents(
+            config,
+            env,
+            home=home,
+            clock=clock,
+            processes=processes,
+            socket=socket,
+            on_secret=on_secret,
+        )
         block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
-            _loops(home, env, processes=processes, clients=loop_clients)
+            _loops(home, env, processes=processes, clients=loop_clients, agents=agents)
         )
         yield Services(
             home=home,
@@ -128,8 +138,9 @@ class Agents:
         clock: Clock,
         processes: Processes,
         socket: Path | None = None,
+        on_secret: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._socket = socket
+        self._socket, self._on_secret = socket, on_secret
         self._config, self._env, self._home = config, env, home
         self._clock, self._processes = clock, processes
         self._models: Models | None = None
@@ -150,6 +161,7 @@ class Agents:
                 now_ms=self._clock.now_ms,
                 monotonic_ms=self._clock.monotonic_ms,
                 random=random.random,
+                on_secret=self._on_secret,
             )
         return self._models
 
@@ -175,6 +187,7 @@ class Agents:
             self._children = ChildrenService(
                 models=self.models,
                 clock=self._clock,
+                processes=self._processes,
                 ports=ports,
                 new_hex=lambda digits: secrets.token_hex(digits)[:digits],
                 settings=ChildrenSettings(
@@ -231,14 +244,26 @@ def _swept_ledger(home: Path) -> Ledger | None:
 
 
 def _loops(
-    home: Path, env: Mapping[str, str], *, processes: Processes, clients: LoopClients
+    home: Path,
+    env: Mapping[str, str],
+    *,
+    processes: Processes,
+    clients: LoopClients,
+    agents: Agents,
 ) -> LoopService:
     from rlm_protocol import loop as wire
+
+    from .loops.session_steps import AgentRunner, ReplRunner
+
+    async def session(session_id: str) -> "SessionActor":
+        return await agents.sessions.get(session_id)
 
     kept = {name: env[name] for name in STEP_VARIABLES if name in env}
     runners: Runners = {
         wire.CommandStep: CommandRunner(processes, env=kept, cwd=Path.cwd()),
         wire.ClientStep: ClientRunner(clients),
+        wire.ReplStep: ReplRunner(session),
+        wire.AgentStep: AgentRunner(session),
     }
 
     def open_store() -> RunStore:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import socket as sockets
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -24,7 +23,6 @@ from rlm_protocol.base import Cursor
 from rlm_protocol.errors import (
     HostLost,
     MethodNotFound,
-    Overloaded,
     RequestCancelled,
     RequestFailed,
     RlmError,
@@ -42,83 +40,17 @@ from rlm_protocol.rpc import (
     RpcPeer,
     Violation,
 )
+from rlm_protocol.session import SessionResumeParams, SessionResumeResult
 
+from .client_events import HostNotification, Subscription
 from .client_process import EXIT_S, HostProcess
 from .rpc.endpoint import Endpoint
+
+__all__ = ["HostClient", "HostNotification", "RequestHandler", "Subscription"]
 
 T = TypeVar("T")
 RequestHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 """Answers a request of the host: params in, result out; RlmError is the refusal."""
-
-SUBSCRIBED_MAX = 100_000
-"""Notifications that wait in one subscription before it is given up."""
-
-
-class HostNotification(msgspec.Struct, frozen=True):
-    """A notification of the host."""
-
-    method: str
-    raw: msgspec.Raw
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The payload as plain data."""
-        decoded: dict[str, Any] = msgspec.json.decode(self.raw)
-        return decoded
-
-    @property
-    def payload(self) -> Any:
-        """The payload as the registry's Struct. Raises KeyError for a newer host's event."""
-        return msgspec.json.decode(self.raw, type=EVENTS[self.method].params)
-
-
-class Subscription:
-    """
-    Notifications from the moment it was made; iterate it, any number of times.
-
-    Raises from the iteration:
-        HostLost: the connection is gone, after everything that came before has been given.
-        Overloaded: more than SUBSCRIBED_MAX waited; the subscription is over.
-    """
-
-    def __init__(self, methods: frozenset[str], session_id: str | None) -> None:
-        self._methods = methods
-        self._session_id = session_id
-        self._waiting: deque[HostNotification] = deque()
-        self._end: RlmError | None = None
-        self._wake: asyncio.Future[None] | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> HostNotification:
-        while not self._waiting:
-            if self._end is not None:
-                raise self._end
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        return self._waiting.popleft()
-
-    def offer(self, event: HostNotification) -> None:
-        """Take a notification if it is one of ours."""
-        if self._end is not None or (self._methods and event.method not in self._methods):
-            return
-        if self._session_id is not None and event.params.get("sessionId") != self._session_id:
-            return
-        if len(self._waiting) >= SUBSCRIBED_MAX:
-            self.end(Overloaded("This subscription is not being read.", waiting=SUBSCRIBED_MAX))
-            return
-        self._waiting.append(event)
-        self._notify()
-
-    def end(self, why: RlmError) -> None:
-        """Give nothing new any more."""
-        self._end = self._end or why
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 class HostClient:
@@ -159,6 +91,7 @@ class HostClient:
         cls,
         *,
         command: Sequence[str] | None = None,
+        arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
         handlers: Mapping[str, RequestHandler] | None = None,
@@ -171,6 +104,7 @@ class HostClient:
 
         Args:
             command: program and arguments; this Python's `-m rlm_host` by default.
+            arguments: what comes behind them, for example `("--config", FILE)`.
             env: its whole environment; this process's by default.
             cwd: its working directory.
             handlers: what answers the host's requests, by method.
@@ -181,13 +115,18 @@ class HostClient:
             HostLost: it ended before it answered; `stderr_tail` says what it said.
         """
         process, endpoint = await HostProcess.start(
-            command or (sys.executable, "-P", "-m", "rlm_host"), env=env, cwd=cwd
+            (*(command or (sys.executable, "-P", "-m", "rlm_host")), *arguments),
+            env=env,
+            cwd=cwd,
         )
         try:
             client = cls(endpoint, process)
             client.pid = process.pid
             async with contextlib.aclosing(_Closing(client)):
-                await client._initialize(handlers, capabilities)
+                try:
+                    await client._initialize(handlers, capabilities)
+                except HostLost:
+                    raise await process.ended_early() from None
                 yield client
                 await client._goodbye()
         finally:
@@ -249,6 +188,33 @@ class HostClient:
             return msgspec.json.decode(raw, type=result)
         except UNDECODABLE as why:
             raise RequestFailed(f"The host's answer to {method} cannot be read: {why}.") from why
+
+    async def resume(self, session_id: str, cursor: Cursor | None = None) -> SessionResumeResult:
+        """
+        Attach to a session, from the last record that this client was told of it.
+
+        After a lost connection, attach anew and give the new client what the old one knew:
+
+            async with HostClient.attach(socket) as again:
+                await again.resume(session_id, old.cursors.get(session_id))
+
+        With `replay` "complete" exactly what was missed comes as notifications behind the answer:
+        make the subscription before. Else nothing of it comes; read `session/items` anew.
+
+        Args:
+            session_id: which one.
+            cursor: the last record that is known; `cursors[session_id]` by default.
+
+        Raises:
+            SessionNotFound, SessionLeased, HostLost: nothing was changed.
+        """
+        cursor = cursor or self.cursors.get(session_id)
+        params = SessionResumeParams(session_id=session_id, cursor=cursor)
+        answer = await self.call("session/resume", params, SessionResumeResult)
+        if self.cursors.get(session_id, cursor) == cursor:  # nothing was heard behind it yet
+            missed = cursor if answer.replay == "complete" else None
+            self.cursors[session_id] = missed or answer.cursor
+        return answer
 
     def notify(self, method: str, params: Mapping[str, Any] | msgspec.Struct | None = None) -> None:
         """Tell the host something that has no answer."""

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlm_protocol.errors import HostLost
 from rlm_protocol.limits import STDERR_TAIL_BYTES
 
 from .rpc.endpoint import Endpoint
@@ -66,6 +67,20 @@ class HostProcess:
     def exit_code(self) -> int | None:
         """Its exit code, -n after signal n, None while it lives."""
         return self._process.returncode
+
+    async def ended_early(self) -> HostLost:
+        """Give the error of a host that went before it served, with what it said of it."""
+        waiting = asyncio.ensure_future(self._process.wait())
+        ended = await _ends(waiting, EXIT_S)
+        waiting.cancel()
+        code = f"with code {self.exit_code}" if ended else "its connection"
+        said = self.stderr_tail.strip()
+        told = f" It said: {said}" if said else ""
+        return HostLost(
+            f"The host ended {code} before it served.{told}",
+            exit_code=self.exit_code,
+            stderr_tail=said,
+        )
 
     def signal(self, number: int) -> None:
         """Send it a signal; one that is gone is left alone."""

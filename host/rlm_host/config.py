@@ -72,7 +72,7 @@ def load(home: Path, file: Path | None = None) -> Config:
     path = file if file is not None else paths.config(home)
     try:
         text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if file is not None:
             raise ConfigInvalid(f"There is no configuration file {path}.") from None
         return Config(base_dir=home)

@@ -305,3 +305,53 @@ def decode_head(body: bytes) -> Head:
 def decode_config(body: bytes) -> LoopConfig:
     """Read a configuration. Raises msgspec.DecodeError: a value is missing or of another type."""
     return _configs.decode(body)
+
+
+# --- a run outside a store ------------------------------------------------------------------------
+
+
+class ExportedRun(_Record, frozen=True, tag_field="line", tag="run"):
+    """The first line of an exported run. `config` is the stored form as it is."""
+
+    version: int
+    run_id: str
+    parent: str | None
+    status: RunStatus
+    reason: str | None
+    cancel: str | None
+    pause: str | None
+    token: int
+    created_at_ms: int
+    updated_at_ms: int
+    config: msgspec.Raw
+
+
+class ExportedEvent(_Record, frozen=True, tag_field="line", tag="event"):
+    """One event of an exported run, in order."""
+
+    seq: int
+    key: str
+    token: int
+    at_ms: int
+    event: Event
+
+
+class ExportEnd(_Record, frozen=True, tag_field="line", tag="end"):
+    """The last line: `digest` is BLAKE2b (32 bytes, hexadecimal) of all lines before it."""
+
+    digest: str
+
+
+ExportLine = ExportedRun | ExportedEvent | ExportEnd
+EXPORT_VERSION = 1
+_export_lines = msgspec.json.Decoder(ExportLine)
+
+
+def encode_line(line: ExportLine) -> bytes:
+    """Give a line of an export, with its newline."""
+    return _encoder.encode(line) + b"\n"
+
+
+def decode_line(line: bytes) -> ExportLine:
+    """Read a line of an export. Raises msgspec.DecodeError: the bytes are none."""
+    return _export_lines.decode(line)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from . import __version__, bridge, errors, kernel, methods
+from . import __version__, bridge, errors, kernel, limits, methods
 
 REPAIR = "uv run python -m rlm_protocol.schema ."
 
@@ -125,6 +125,32 @@ def methods_markdown() -> str:
     return "\n".join([*out, ""])
 
 
+def runtime_markdown() -> str:
+    """Render docs/protocol/runtime.md: every message of a kernel, and what its cells may ask."""
+    out = [
+        "# The runtime's protocol",
+        "",
+        "Generated from `rlm_protocol/kernel.py` and `rlm_protocol/bridge.py`. One JSON object per",
+        "line, UTF-8, LF; a request carries its name in `type`, an event in `event`. Fields with a",
+        "`?` may be left out. A line that is no request is answered by an `error` event with `id`",
+        f"null and `ename` `ProtocolError`. Requests may be {limits.KERNEL_REQUEST_BYTES:,} bytes",
+        f"long; no event is longer than {limits.KERNEL_FRAME_BYTES:,} bytes.",
+        "",
+    ]
+    for title, union in (("Requests", kernel.Request), ("Events", kernel.Event)):
+        out += [f"## {title}", "", "| name | fields | meaning |", "|---|---|---|"]
+        for struct in get_args(union):
+            name = struct.__struct_config__.tag
+            out.append(f"| `{name}` | {_fields(struct)} | {_first_line(struct)} |")
+        out.append("")
+    out += ["## Host requests of a cell", "", "| type | payload | reply | meaning |"]
+    out += ["|---|---|---|---|"]
+    for row in bridge.BRIDGE.values():
+        meaning = _first_line(row.payload).partition(": ")[2] or _first_line(row.payload)
+        out.append(f"| `{row.name}` | {_fields(row.payload)} | {_fields(row.reply)} | {meaning} |")
+    return "\n".join([*out, ""])
+
+
 FILES: dict[str, Callable[[], str]] = {
     "schemas/kernel-requests.json": kernel_requests,
     "schemas/kernel-events.json": kernel_events,
@@ -133,6 +159,7 @@ FILES: dict[str, Callable[[], str]] = {
     "schemas/openrpc.json": openrpc,
     "docs/protocol/errors.md": errors.table_markdown,
     "docs/protocol/methods.md": methods_markdown,
+    "docs/protocol/runtime.md": runtime_markdown,
 }
 
 
@@ -147,8 +174,17 @@ def _wire_types() -> list[Any]:
     return list(types)
 
 
+def _fields(struct: type[msgspec.Struct]) -> str:
+    names = (
+        f"`{field.encode_name}{'' if field.required else '?'}`"
+        for field in msgspec.structs.fields(struct)
+    )
+    return " ".join(names)
+
+
 def _first_line(payload: type) -> str:
-    return " ".join((payload.__doc__ or "").strip().split("\n\n")[0].split())
+    text = " ".join((payload.__doc__ or "").strip().split("\n\n")[0].split())
+    return text.replace("|", "\\|")
 
 
 def stale(root: Path) -> list[str]:

@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TextIO
 
 from rlm_protocol.limits import OUTPUT_EVENT_BYTES
 
-from . import _frames
+from . import _frames, _protect
 from ._cells import exact
 from ._interrupt import Interrupter
+from ._page import high_fd
 from ._wire import Wire
 
 cell_id: ContextVar[str | None] = ContextVar("rlm_cell", default=None)
@@ -187,6 +188,13 @@ def _write_all(fd: int, data: Any) -> int:
     return size
 
 
+def _empty() -> TextIO:
+    """Give the `sys.stdin` of cells: at its end from the start."""
+    fd = high_fd(os.open(os.devnull, os.O_RDONLY))
+    _protect.protect([fd])
+    return open(fd, encoding="utf-8")
+
+
 class Streams:
     """The two sinks, and `sys.std*`, which cells may close, rebind or lose."""
 
@@ -195,7 +203,7 @@ class Streams:
         self._interrupter = interrupter
         self.stdout = Sink("stdout", 1, outbox, interrupter)
         self.stderr = Sink("stderr", 2, outbox, interrupter)
-        self._nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+        self._nothing = _empty()
         self.install()
         vars(sys).update(__stdin__=self._nothing, __stdout__=self.stdout, __stderr__=self.stderr)
         sys.addaudithook(self._audit)
@@ -203,7 +211,7 @@ class Streams:
     def install(self) -> None:
         """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
         if self._nothing.closed:
-            self._nothing = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+            self._nothing = _empty()
         sys.stdin, sys.stdout, sys.stderr = self._nothing, self.stdout, self.stderr
 
     def after_fork(self) -> None:

@@ -94,6 +94,11 @@ def _split_tree(source: str, filename: str) -> Parts:
     return head, tail, tail is not None
 
 
+def awaits(parts: Parts) -> bool:
+    """Tell whether a cell needs a task."""
+    return is_coroutine(parts[0]) or is_coroutine(parts[1])
+
+
 def is_coroutine(code: Code | None) -> bool:
     """Tell whether running `code` gives an awaitable."""
     return code is not None and bool(code.co_flags & _COROUTINE)
@@ -157,14 +162,20 @@ class Sources:
 
     def add(self, filename: str, source: str) -> None:
         """Show `source` for `filename`."""
-        lines = source.splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            lines[-1] += "\n"
+        if "\n" in source or "\r" in source:
+            lines = source.splitlines(keepends=True)
+            if not lines[-1].endswith("\n"):
+                lines[-1] += "\n"
+        else:
+            lines = [source + "\n"]
         linecache.cache[filename] = (len(source), None, lines, filename)
 
     def settle(self, filename: str, parts: Parts) -> None:
         """Forget the source unless something else than `parts` still holds code of it."""
-        if not any(_in_use(part) for part in parts if type(part) is Code):
+        for part in parts:
+            if type(part) is Code and _in_use(part):
+                break
+        else:
             linecache.cache.pop(filename, None)
             return
         self._kept[filename] = None
@@ -188,7 +199,7 @@ _UNUSED = _unused()
 def _in_use(code: Code) -> bool:
     if _references(code) > _UNUSED + 1:  # and this function's own parameter
         return True
-    return any(_in_use(inner) for inner in code.co_consts if type(inner) is Code)
+    return any(type(inner) is Code and _in_use(inner) for inner in code.co_consts)
 
 
 def new_main() -> types.ModuleType:
@@ -200,6 +211,7 @@ def new_main() -> types.ModuleType:
 
 
 _BUILTINS = dict(vars(builtins))
+_BUILTINS_COUNT = len(_BUILTINS)
 _RECURSION_MIN = 400
 _get_recursion_limit = sys.getrecursionlimit
 
@@ -207,7 +219,7 @@ _get_recursion_limit = sys.getrecursionlimit
 def mend(namespace: dict[str, Any]) -> None:
     """Put back what a cell has taken and the runtime needs too: builtins (it uses none), depth."""
     present = builtins.__dict__
-    if present.keys() < _BUILTINS.keys():
+    if present.__len__() < _BUILTINS_COUNT:
         for name, value in _BUILTINS.items():
             present.setdefault(name, value)
     namespace["__builtins__"] = builtins

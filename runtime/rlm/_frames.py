@@ -16,10 +16,12 @@ from rlm_protocol.limits import (
     RESULT_REPR_CHARS,
 )
 
+from ._guard import escape_separators
+
 EVALUE_CHARS = 32 * 1024
 TRACEBACK_CHARS = 64 * 1024
-WORST_ESCAPE = 6
-"""A control character takes six bytes in JSON (`\\u0000`); nothing takes more."""
+_SURELY_FITS = KERNEL_FRAME_BYTES // 8
+"""Characters that keep a frame within its bound: none takes more than six bytes in JSON."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -28,19 +30,14 @@ def encode(event: Event) -> bytes:
     """Encode one event as a line. Raises UnicodeEncodeError for lone surrogates: see `whole`."""
     line = _encode(event)
     if b"\xe2\x80" in line:
-        line = _escape_separators(line)
+        line = escape_separators(line)
     return line + b"\n"
 
 
 def encode_text(text: str) -> bytes:
     """Quote text as JSON."""
     quoted = _encode(text)
-    return _escape_separators(quoted) if b"\xe2\x80" in quoted else quoted
-
-
-def _escape_separators(line: bytes) -> bytes:
-    # Inside JSON these bytes can only stand in a string, so replacing them is exact.
-    return line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return escape_separators(quoted) if b"\xe2\x80" in quoted else quoted
 
 
 def whole(text: str) -> str:
@@ -71,8 +68,13 @@ def output(stream: str, author: str | None, text: str) -> Iterator[bytes]:
         yield encode(kind(id=author, text=whole(text[at : at + step])))
 
 
-def result(id_: str, text: str) -> bytes:
+def result(id_: str, json_id: bytes, text: str) -> bytes:
     """Give the frame of a result, its text cut so that the frame keeps its bound."""
+    if len(text) <= _SURELY_FITS:
+        try:
+            return b'{"event":"result","id":%b,"text":%b}\n' % (json_id, encode_text(text))
+        except UnicodeEncodeError:
+            text = whole(text)
     true_length = len(text)
     limit = RESULT_REPR_CHARS
     while True:

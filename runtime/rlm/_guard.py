@@ -7,6 +7,7 @@ ended. It is a fork of the runtime taken before any slow import, so it costs no 
 """
 
 import _signal  # type: ignore[import-not-found]
+import _thread
 import os
 import select
 import sys
@@ -22,7 +23,7 @@ EOF_GRACE_S = 2.0
 """After the host closed our stdin, the kernel may take this long to end by itself."""
 DRAIN_S = 1.0
 """After the kernel ended, its last captured bytes may take this long to leave."""
-STREAMS = ("stdout", "stderr")
+NAMES = (b"stdout", b"stderr")
 
 
 class Channels(NamedTuple):
@@ -48,7 +49,7 @@ def split(*, control: int | None, owner: int) -> Channels:
         owner: pid of the process whose end ends the kernel; 0 when it cannot be seen from here.
     """
     requests, events = high_fd(0, close=False), high_fd(1, close=False)
-    pipes = [os.pipe() for _ in STREAMS]
+    pipes = [os.pipe() for _ in NAMES]
     reads = (high_fd(pipes[0][0]), high_fd(pipes[1][0]))
     writes = (high_fd(pipes[0][1]), high_fd(pipes[1][1]))
     page = Page()
@@ -95,54 +96,54 @@ class _Pump:
         self._page = page
         self._quote: Callable[[str], bytes] = _quote
         self._deaf = False  # the host's end is gone: read on, so that no cell blocks
+        self._orphaned = False
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
 
-    def run(self) -> None:
-        """Pump until the process ends."""
+    def start(self) -> None:
+        """Pump in a thread until every writer of both pipes has gone."""
+        _thread.start_new_thread(self._run, ())
+
+    def finish(self, seconds: float) -> None:
+        """Wait for the last words, after the whole tree has ended. The host may not read them."""
+        self._orphaned = True
+        self._page.break_lock()
+        self._ended.acquire(timeout=seconds)
+
+    def _run(self) -> None:
         poller = select.poll()
         for fd in self._reads:
             poller.register(fd, select.POLLIN)
-        while True:
+        open_ = len(self._reads)
+        while open_:
             for fd, what in poller.poll():
-                if not what & select.POLLIN:
+                if what & select.POLLIN:
+                    self._ship(fd)
+                else:
                     poller.unregister(fd)
-                    continue
-                self.ship(fd)
+                    open_ -= 1
+        self._ended.release()
 
-    def ship(self, fd: int) -> int:
-        """Move one read of `fd` into the event stream. Returns how many bytes were moved."""
+    def _ship(self, fd: int) -> None:
+        """Move one read of `fd` into the event stream."""
         stream = self._reads[fd]
         self._page.acquire()
         try:
             data = os.read(fd, READ_BYTES)
-            text, used = _decode(self._page.partial(stream) + data)
-            self._page.set_partial(stream, used)
+            text, rest = _decode(self._page.partial(stream) + data)
+            self._page.set_partial(stream, rest)
             if text:
-                frame = b'{"event":"%b","id":%b,"text":%b}\n' % (
-                    STREAMS[stream].encode(),
-                    self._page.author(),
-                    self._quote(text),
-                )
-                self._write(frame)
-            if len(data) == READ_BYTES and self._quote is _quote:
-                self._quote = _fast_quote()
-            return len(data)
+                head = b'{"event":"%b","id":%b,"text":' % (NAMES[stream], self._page.author())
+                self._write(head + self._quote(text) + b"}\n")
         finally:
-            self._page.release()
-
-    def drain(self) -> None:
-        """Ship what is left after the kernel's end; a frame it may have torn is closed first."""
-        poller = select.poll()
-        for fd in self._reads:
-            poller.register(fd, select.POLLIN)
-        torn = True
-        while ready := [fd for fd, what in poller.poll(0) if what & select.POLLIN]:
-            if torn:
-                self._write(b"\n")
-                torn = False
-            for fd in ready:
-                self.ship(fd)
+            if not self._orphaned:
+                self._page.release()
+        if len(data) == READ_BYTES and self._quote is _quote:
+            self._quote = _fast_quote()
 
     def _write(self, frame: bytes) -> None:
+        if self._orphaned:  # the kernel may have died in the middle of a frame: close it first
+            frame = b"\n" + frame
         view = memoryview(frame)
         while view and not self._deaf:
             try:
@@ -168,9 +169,25 @@ def _quote(text: str) -> bytes:
 
 def _fast_quote() -> Callable[[str], bytes]:
     """Give the quick quoter; it is worth its import as soon as output comes in bulk."""
-    from ._frames import encode_text
+    from . import _codec
 
-    return encode_text
+    _codec.load()
+    import msgspec
+
+    encode = msgspec.json.Encoder().encode
+
+    def quote(text: str) -> bytes:
+        quoted = encode(text)
+        if b"\xe2\x80" in quoted:
+            return escape_separators(quoted)
+        return quoted
+
+    return quote
+
+
+def escape_separators(line: bytes) -> bytes:
+    """Escape U+2028 and U+2029, where some hosts split lines. Exact: they stand in strings only."""
+    return line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
 
 
 class _Guard:
@@ -194,7 +211,7 @@ class _Guard:
         finally:
             _linux.kill_descendants(self._reap)
             if not forced:
-                _within(DRAIN_S, self._pump.drain)
+                self._pump.finish(DRAIN_S)
             self._leave()
 
     def _watch(self) -> bool:
@@ -204,7 +221,7 @@ class _Guard:
         _signal.signal(_signal.SIGCHLD, lambda *_: self._reap())
         kernel_fd = _linux.pidfd(self._kernel)
         self._tell(b"pid %d" % self._kernel)
-        _start_thread(self._pump.run)
+        self._pump.start()
         poller = select.poll()
         for fd in (self._owner_fd, kernel_fd, self._control):
             if fd is not None:
@@ -274,29 +291,6 @@ class _Guard:
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)
-
-
-def _start_thread(target: Callable[[], None]) -> None:
-    import _thread
-
-    _thread.start_new_thread(target, ())
-
-
-def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Run `work` in a thread and wait for it at most `seconds`: its writes may block for ever."""
-    import _thread
-
-    done = _thread.allocate_lock()
-    done.acquire()
-
-    def run() -> None:
-        try:
-            work()
-        finally:
-            done.release()
-
-    _thread.start_new_thread(run, ())
-    done.acquire(timeout=seconds)
 
 
 def _wait_ms(deadline: float | None, *, blind: bool) -> int | None:

@@ -29,6 +29,8 @@ _MISSING = object()
 _mro = type.__dict__["__mro__"].__get__
 _class_dict = type.__dict__["__dict__"].__get__
 _module_dict: Any = vars(types.ModuleType)["__dict__"].__get__
+_class_flags = type.__dict__["__flags__"].__get__
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, mostly
 _class_name = type.__dict__["__name__"].__get__
 
 
@@ -238,8 +240,8 @@ def _doc(value: Any) -> str | None:
         doc = instance_dict(value).get("__doc__")
     else:
         owner = value if _is_class(value) else kind
-        if owner in _SCALARS and not _is_class(value):
-            return None  # nobody asks what an int is
+        if not _is_class(value) and not _class_flags(owner) & _HEAP_TYPE:
+            return None  # nobody asks what a list is
         doc = _class_dict(owner).get("__doc__")
     return doc if type(doc) is str else None
 

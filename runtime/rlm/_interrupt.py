@@ -6,6 +6,7 @@ received until its `done` is sent. Who is running is read off the interrupted st
 so there is no moment at which a KeyboardInterrupt can rise in the runtime's own code.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`: on every cell
 import asyncio
 import enum
 import os
@@ -22,6 +23,7 @@ from . import _linux
 STARVED_S = 0.1
 """A cancelled cell whose loop has not turned for this long is starved by another task."""
 
+_SIGINT = int(signal.SIGINT)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -141,6 +143,7 @@ class Interrupter:
         self._targets = targets
         self._intake = intake
         self._doorbell = doorbell
+        self._handler = self.on_signal
         self._main = threading.get_ident()
         self._rung = False
         self._cancelled_at: float | None = None
@@ -152,9 +155,10 @@ class Interrupter:
 
     def install(self) -> None:
         """(Re)install the handler: a cell may have changed it, or blocked the signal."""
-        if signal.getsignal(signal.SIGINT) != self.on_signal:
-            signal.signal(signal.SIGINT, self.on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+        if _signal.getsignal(_SIGINT) is not self._handler:
+            _signal.signal(_SIGINT, self._handler)
+        if _SIGINT in _signal.pthread_sigmask(_signal.SIG_BLOCK, ()):
+            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_SIGINT,))
 
     def begin(self, id_: str) -> bool:
         """Open the request. True when an interrupt was parked for it."""

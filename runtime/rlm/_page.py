@@ -13,8 +13,49 @@ import os
 
 ID_BYTES = 1024
 """Longest request id on the page, as JSON; the runtime refuses longer ones."""
-_PARTIAL_AT = ID_BYTES + 16
+_SLOT = ID_BYTES + 2
+_PARTIAL_AT = 1 + 2 * _SLOT
+_NO_PARTIAL = bytes(8)
 _SIZE = 4096
+
+
+class _Semaphore:
+    """
+    A lock that costs no system call while it is free.
+
+    It outlives a holder that was killed: the survivor breaks it (`break_`).
+    """
+
+    def __init__(self) -> None:
+        import _multiprocessing  # type: ignore[import-not-found]
+
+        name = f"/rlm-{os.getpid()}-{os.urandom(6).hex()}"
+        self._lock = _multiprocessing.SemLock(1, 1, 1, name, True)
+        self.acquire = self._lock.acquire
+        self.release = self._lock.release
+
+    def break_(self) -> None:
+        """Give the lock back in the name of a dead process."""
+        try:
+            self._lock.release()
+        except ValueError:
+            return  # nobody held it
+
+
+class _FileLock:
+    """The same where there are no named semaphores; the system frees it when its holder dies."""
+
+    def __init__(self) -> None:
+        self._fd = high_fd(_anonymous_file())
+
+    def acquire(self) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def break_(self) -> None:
+        """Nothing to do: the system has."""
 
 
 class Page:
@@ -22,25 +63,33 @@ class Page:
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, _SIZE)
-        self.fd = high_fd(_anonymous_file())
-
-    def acquire(self) -> None:
+        try:
+            lock: _Semaphore | _FileLock = _Semaphore()
+        except (ImportError, OSError):
+            lock = _FileLock()
+        self.acquire = lock.acquire
         """Take the lock, waiting for the other process. Threads need a lock of their own."""
-        fcntl.lockf(self.fd, fcntl.LOCK_EX)
-
-    def release(self) -> None:
-        """Give the lock back."""
-        fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        self.release = lock.release
+        self.break_lock = lock.break_
 
     def set_author(self, json_id: bytes) -> None:
-        """Name the request that owns captured bytes, as JSON (`null`: nobody). Lock held."""
+        """
+        Name the request that owns captured bytes, as JSON (`null`: nobody). For the kernel.
+
+        Needs no lock: the name goes to the slot that is not shown, then one byte shows it. The
+        other slot stays whole until the kernel has held the lock in between.
+        """
+        shown = 1 - self._map[0]
+        at = 1 + shown * _SLOT
         size = len(json_id)
-        self._map[: size + 2] = size.to_bytes(2, "little") + json_id
+        self._map[at : at + 2 + size] = size.to_bytes(2, "little") + json_id
+        self._map[0] = shown
 
     def author(self) -> bytes:
         """Give the JSON of the request that owns captured bytes. Lock held."""
-        size = int.from_bytes(self._map[:2], "little")
-        return self._map[2 : 2 + size] or b"null"
+        at = 1 + self._map[0] * _SLOT
+        size = int.from_bytes(self._map[at : at + 2], "little")
+        return self._map[at + 2 : at + 2 + size] or b"null"
 
     def set_partial(self, stream: int, data: bytes) -> None:
         """Keep up to three bytes of an unfinished character of fd `stream`. Lock held."""
@@ -51,6 +100,10 @@ class Page:
         """Give the bytes of an unfinished character of fd `stream`. Lock held."""
         at = _PARTIAL_AT + 4 * stream
         return self._map[at + 1 : at + 1 + self._map[at]]
+
+    def has_partial(self) -> bool:
+        """Tell whether any character is unfinished. Lock held."""
+        return self._map[_PARTIAL_AT : _PARTIAL_AT + 8] != _NO_PARTIAL
 
 
 def _anonymous_file() -> int:

@@ -6,6 +6,7 @@ namespace, so that a restored function sees later assignments. A name that canno
 out with its reason, all of them found in one pass. Imported only once `__main__` is the namespace.
 """
 
+import functools
 import io
 import pickle
 import sys
@@ -69,6 +70,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._live_function(obj)
         special = _SPECIAL.get(kind)
         if special is not None:
+            self.needs_check = True
             return special(obj)
         if issubclass(kind, io.IOBase) and kind not in (io.BytesIO, io.StringIO):
             raise Unsaved("an open file cannot be saved")
@@ -111,10 +113,21 @@ def _dead_reference() -> Any:
     return weakref.ref(_Gone())
 
 
+def _cached(obj: Any) -> Any:
+    if obj.__module__ != "__main__":
+        return NotImplemented
+    return _cache_again, (obj.__wrapped__, obj.cache_parameters())
+
+
+def _cache_again(function: Any, parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
 _SPECIAL: dict[type, Callable[[Any], Any]] = {
     _LOCK: _lock,
     _RLOCK: _rlock,
     weakref.ReferenceType: _weakref,
+    type(functools.lru_cache(len)): _cached,
 }
 
 
@@ -225,6 +238,10 @@ def dump(namespace: dict[str, Any], excluded: Mapping[str, str], caps: Caps) -> 
         for at, name in enumerate(names):
             try:
                 fits = attempt.add(name, namespace[name], caps)
+                if not fits:  # of the total; is it over its own cap, too?
+                    _Attempt(namespace).add(
+                        name, namespace[name], Caps(caps.name_bytes, sys.maxsize)
+                    )
             except _TooLarge:
                 oversized.append(name)
                 skipped[name] = f"larger than {caps.name_bytes} bytes"

@@ -10,6 +10,8 @@ import posix
 import sys
 from collections.abc import Iterable
 
+from ._page import high_fd
+
 _private: set[int] = set()
 _close, _closerange = os.close, os.closerange
 _maybe_lost = False
@@ -55,11 +57,10 @@ def mend(pipes: tuple[int, int]) -> None:
     if not _maybe_lost:
         return
     _maybe_lost = False
-    null = os.open(os.devnull, os.O_RDWR)
+    null = high_fd(os.open(os.devnull, os.O_RDWR))
     for number, fd in enumerate((null, *pipes)):
         try:
             os.fstat(number)
         except OSError:
             os.dup2(fd, number)
-    if null > 2:
-        os.close(null)
+    _close(null)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -35,10 +35,18 @@ SHUTDOWN_S = 1.6
 """After this long a cell that does not end is left to the guard, and `done` is said without it."""
 QUEUED_BYTES = 64 * 1024 * 1024
 _LOOP_FAILURES = 1000
+_PATIENCE_S = SHUTDOWN_S - 0.1
+"""Seconds before the end of a shutdown from which on the running cell is interrupted."""
 _json = msgspec.json.Encoder().encode
 
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
 Urgent = k.HostReply | k.Complete | k.Inspect
+
+
+class _Queued(NamedTuple):
+    request: Serial
+    json_id: bytes
+    size_bytes: int
 
 
 class Runtime:
@@ -46,12 +54,14 @@ class Runtime:
 
     def __init__(self, channels: Channels, *, doorbell: bool, nonce: str) -> None:
         self.nonce = nonce
+        self._sign = b'"nonce":%b' % _json(nonce)
+        self._json_id = b"null"
         self.channels = channels
         self.targets = Targets()
         self.wire = Wire(channels.events, channels.page, channels.captured)
         self.inbox = Inbox(channels.requests)
         self.interrupter = Interrupter(self.targets, self._intake_aside, doorbell=doorbell)
-        self._queue: deque[Serial] = deque()
+        self._queue: deque[_Queued] = deque()
         self._queued_bytes = 0
         self._urgent: deque[tuple[float, Urgent]] = deque()
         self._bad: deque[str] = deque()
@@ -104,7 +114,7 @@ class Runtime:
         except PermissionError:  # a regular file cannot be polled, so a thread makes it a pipe
             self.inbox = Inbox(_as_pipe(self.inbox.fd))
             self.loop.add_reader(self.inbox.fd, self._readable)
-        own = [self.wire.fd, self.inbox.fd, self.wire.page.fd]
+        own = [self.wire.fd, self.inbox.fd]
         own += [*self.channels.captured, *self.channels.pipes, *_loop_fds(self.loop)]
         _protect.protect(own)
 
@@ -139,35 +149,38 @@ class Runtime:
         if isinstance(line, Refused):
             self._bad.append(str(line.error))
             return
-        if not line.strip():
-            return
         try:
             request = k.decode_request(line)
         except MalformedFrame as why:
-            self._bad.append(str(why))
+            if line.strip():  # a blank line is ignored
+                self._bad.append(str(why))
             return
         if isinstance(request, k.Interrupt):
             self.interrupter.aim(request.id)
-        elif isinstance(request, k.Shutdown):
+            return
+        if isinstance(request, k.Shutdown):
             self._close(request.id)
-        elif request.id is not None and len(_quoted(request.id)) > ID_BYTES:
+            return
+        json_id = _json(request.id)
+        if len(json_id) > ID_BYTES:
             self._bad.append(f"an id may take {ID_BYTES} bytes")
-        elif isinstance(request, k.HostReply | k.Complete | k.Inspect):
+        elif isinstance(request, (k.HostReply, k.Complete, k.Inspect)):
             self._urgent.append((time.monotonic(), request))
-            self._watch.wake()
+            self._flusher.wake()
+        elif self._queued_bytes > QUEUED_BYTES:
+            self._bad.append(f"more than {QUEUED_BYTES} bytes of requests wait")
         elif not self.targets.admit(request.id):
             self._bad.append(f"the id {request.id!r:.80} is in flight; the first request goes on")
         else:
             self._queued_bytes += len(line)
-            self._queue.append(request)
+            self._queue.append(_Queued(request, json_id, len(line)))
 
     def _close(self, id_: str | None) -> None:
-        """Begin to end: the running cell is interrupted, nothing new is begun."""
+        """Begin to end: the running cell is soon interrupted, nothing new is begun."""
         if self._closing is None:
             self._closing = time.monotonic() + SHUTDOWN_S
         if id_ is not None:
             self._farewell = k.Done(id=id_, status="ok", nonce=self.nonce)
-        self.interrupter.aim(self.targets.active)
         self._watch.wake()
         self._flusher.wake()
 
@@ -179,7 +192,8 @@ class Runtime:
             self._intake_aside()
         self._reads_seen = self.inbox.reads
         active = self.targets.active
-        if self._closing is not None and active is not None:
+        # A cell that waits for its host is told of the loss first, and may end by itself.
+        if self._closing is not None and time.monotonic() > self._closing - _PATIENCE_S:
             self.interrupter.aim(active)
         if active is not None and self.interrupter.wanted == active:
             self.interrupter.ring()
@@ -221,9 +235,9 @@ class Runtime:
                 return
             if not self._queue or self.targets.active is not None:
                 return
-            request = self._queue.popleft()
-            self._queued_bytes -= len(getattr(request, "code", ""))
-            self._begin(request)
+            queued = self._queue.popleft()
+            self._queued_bytes -= queued.size_bytes
+            self._begin(queued.request, queued.json_id)
 
     def _serve_urgent(self, request: Urgent) -> None:
         if isinstance(request, k.HostReply):
@@ -234,13 +248,14 @@ class Runtime:
         done = _inspect.answer(request, self.namespace)
         self.wire.put(_frames.done(msgspec.structs.replace(done, nonce=self.nonce)))
 
-    def _begin(self, request: Serial) -> None:
+    def _begin(self, request: Serial, json_id: bytes) -> None:
         id_ = request.id
+        self._json_id = json_id
         parked = self.interrupter.begin(id_)
         self.interrupter.install()
         self.streams.install()
         _protect.mend(self.channels.pipes)
-        self.wire.begin(_quoted(id_))
+        self.wire.page.set_author(json_id)  # what is captured from now on is this request's
         self.context.run(_capture.cell_id.set, id_)
         self._watch.wake()
         if isinstance(request, k.Execute):
@@ -270,14 +285,13 @@ class Runtime:
         except BaseException as error:
             value = Failure(error)
         else:
-            head, tail, is_value = parts
-            if _cells.is_coroutine(head) or _cells.is_coroutine(tail):
+            if _cells.awaits(parts):
                 self._start(request, name, parts)
                 return
-            del head, tail
             try:
                 value = self.context.run(_cells.run_sync, parts[0], parts[1], self.namespace)
-                value = value if is_value else None
+                if not parts[2]:
+                    value = None
             except BaseException as error:
                 value = Failure(error)
         self._executed(request, name, parts, value)
@@ -292,7 +306,7 @@ class Runtime:
                 value = task.result()
             except BaseException as error:  # cancelled before its first step
                 value = Failure(error)
-            if not parts[2] and not isinstance(value, Failure):
+            if not parts[2] and type(value) is not Failure:
                 value = None
             del task
             self._executed(request, name, parts, value)
@@ -305,18 +319,19 @@ class Runtime:
         self.interrupter.task = None
         if self._forked:
             _end_fork(value)
-        if isinstance(value, Failure) and self.interrupter.cancelled == id_:
-            value.cancelled_by_interrupt()
         frame = b""
-        if not isinstance(value, Failure) and value is not None and not request.silent:
+        if type(value) is Failure:  # isinstance would ask the value for its `__class__`
+            if self.interrupter.cancelled == id_:
+                value.cancelled_by_interrupt()
+        elif value is not None and not request.silent:
             self.namespace["_"] = value
             try:
-                text = self.context.run(_cells.call, repr, value)
-                frame = _frames.result(id_, _cells.exact(text))
+                text = _cells.exact(self.context.run(_cells.call, repr, value))
+                frame = _frames.result(id_, self._json_id, text)
                 del text
             except BaseException as error:
                 value = Failure(error)
-        self._finish(id_, value if isinstance(value, Failure) else None, frame)
+        self._finish(id_, value if type(value) is Failure else None, frame)
         value = None
         self.sources.settle(name, parts)
 
@@ -328,28 +343,27 @@ class Runtime:
 
         A `done` that is given reports what has been done already; an interrupt comes too late.
         """
-        settled = done is not None
         if failure is not None:
-            frame = _frames.error(id_, *self._describe(failure))
-            done = k.Done(id=id_, status="error", nonce=self.nonce)
+            last = _frames.error(id_, *self._describe(failure)) + self._done(b"error")
         elif done is None:
-            done = k.Done(id=id_, status="ok", nonce=self.nonce)
+            last = frame + self._done(b"ok")
         else:
-            done = msgspec.structs.replace(done, nonce=self.nonce)
-        last = frame + _frames.done(done)
+            last = _frames.done(msgspec.structs.replace(done, nonce=self.nonce))
 
         def close() -> bytes:
             # The pipes are empty and the lock is held: this is the last moment to be interrupted.
             nonlocal last
-            if self.interrupter.pending(id_) and failure is None and not settled:
-                stopped = k.Done(id=id_, status="error", nonce=self.nonce)
-                last = _frames.error(id_, "KeyboardInterrupt", "", []) + _frames.done(stopped)
+            if self.interrupter.pending(id_) and failure is None and done is None:
+                last = _frames.error(id_, "KeyboardInterrupt", "", []) + self._done(b"error")
             self.targets.end()
             return last
 
         self.wire.end(id_, self.outbox.take(), close)
         for hook in self._after_cell:
             hook()
+
+    def _done(self, status: bytes) -> bytes:
+        return b'{"event":"done","id":%b,"status":"%b",%b}\n' % (self._json_id, status, self._sign)
 
     def _describe(self, failure: Failure) -> _cells.Described:
         error, failure.error = failure.error, None  # the traceback holds frames, and they us
@@ -368,12 +382,9 @@ class Runtime:
     def _end_if_free(self) -> None:
         self.bridge.lose()
         if self.targets.active is not None:
-            if self.interrupter.wanted is None:
-                self.interrupter.aim(self.targets.active)
-                self.interrupter.deliver(sys._getframe())
-            return  # `ended` of its task, or the watch, comes back here
+            return  # the watch interrupts it; when its task has ended, we come back here
         while self._queue:
-            id_ = self._queue.popleft().id
+            id_ = self._queue.popleft().request.id
             stopped = k.Done(id=id_, status="error", nonce=self.nonce, reason="shutdown")
             self.wire.put(_frames.done(stopped))
         self._leave()
@@ -417,17 +428,13 @@ def current() -> Runtime:
 
 
 def _end_fork(value: Any) -> NoReturn:
-    if isinstance(value, Failure) and value.error is not None:
+    if type(value) is Failure and value.error is not None:
         if isinstance(value.error, SystemExit):
             code = value.error.code
             os._exit(code if isinstance(code, int) else int(code is not None))
         os.write(2, "".join(_cells.describe(value.error)[2]).encode("utf-8", "replace"))
         os._exit(1)
     os._exit(0)
-
-
-def _quoted(id_: str) -> bytes:
-    return _json(id_)
 
 
 def _loop_fds(loop: asyncio.AbstractEventLoop) -> list[int]:

@@ -5,10 +5,8 @@ A frame goes out while the page's lock is held, so it is never torn by the guard
 in here are marked as uninterruptible, so it is never torn by an interrupt.
 """
 
-import fcntl
 import os
 import select
-import termios
 import threading
 import time
 from collections import deque
@@ -21,7 +19,6 @@ from . import _frames
 from ._page import Page
 
 READ_BYTES = 64 * 1024
-_FIONREAD = termios.FIONREAD
 
 
 class Wire:
@@ -30,13 +27,13 @@ class Wire:
     def __init__(self, fd: int, page: Page, captured: tuple[int, int]) -> None:
         self.fd = fd
         self.page = page
-        self._captured = captured
+        self._pipes = select.poll()
+        for end in captured:
+            self._pipes.register(end, select.POLLIN)
         self._lock = threading.Lock()
         self._holder = 0
         self._waiting: deque[bytes] = deque()
-        self._count = bytearray(4)
         self.silent = False  # a forked child of a cell, or the host's end is gone
-        self.blocked_since: float | None = None
 
     def put(self, frames: bytes) -> None:
         """Write whole frames, waiting for the host. Lost silently when the host is gone."""
@@ -52,13 +49,6 @@ class Wire:
                 self.page.release()
                 self._holder = 0
 
-    def begin(self, json_id: bytes) -> None:
-        """Give what is captured from now on to request `json_id`."""
-        with self._lock:
-            self.page.acquire()
-            self.page.set_author(json_id)
-            self.page.release()
-
     def end(self, id_: str, frames: bytes, close: Callable[[], bytes]) -> None:
         """
         Write `frames` and what `close` gives, once every byte captured before has been written.
@@ -69,10 +59,8 @@ class Wire:
             self._holder = threading.get_ident()
             self._fence()
             try:
-                for stream, name in enumerate(("stdout", "stderr")):
-                    if self.page.partial(stream):  # never to be joined with a later cell's bytes
-                        self._waiting.append(b"".join(_frames.output(name, id_, "\ufffd")))
-                        self.page.set_partial(stream, b"")
+                if self.page.has_partial():
+                    self._close_partials(id_)
                 self.page.set_author(b"null")
                 self._waiting.append(frames + close())
                 self._flush()
@@ -80,16 +68,19 @@ class Wire:
                 self.page.release()
                 self._holder = 0
 
+    def _close_partials(self, id_: str) -> None:
+        """Show unfinished characters as such, never joined with a later cell's bytes."""
+        for stream, name in enumerate(("stdout", "stderr")):
+            if self.page.partial(stream):
+                self._waiting.append(b"".join(_frames.output(name, id_, "\ufffd")))
+                self.page.set_partial(stream, b"")
+
     def _fence(self) -> None:
         """Take the page's lock at a moment when both captured pipes are empty."""
         pause = 0.0
         while True:
             self.page.acquire()
-            for fd in self._captured:
-                fcntl.ioctl(fd, _FIONREAD, self._count)
-                if self._count != b"\0\0\0\0":
-                    break
-            else:
+            if not self._pipes.poll(0):
                 return
             self.page.release()  # the guard reads under this lock, and nobody else reads
             time.sleep(pause)
@@ -100,7 +91,6 @@ class Wire:
             data = self._waiting.popleft()
             if self.silent:
                 continue
-            self.blocked_since = time.monotonic()
             try:
                 sent = os.write(self.fd, data)
                 if sent < len(data):
@@ -109,7 +99,6 @@ class Wire:
                         view = view[os.write(self.fd, view) :]
             except OSError:
                 self.silent = True
-            self.blocked_since = None
 
 
 class Inbox:
@@ -120,6 +109,7 @@ class Inbox:
         self._receiver = LineReceiver(max_frame_bytes=KERNEL_REQUEST_BYTES)
         self._lock = threading.Lock()
         self._again = False
+        self._whole = True  # nothing of an unfinished line is in the receiver
         self._poll = _poller(fd)  # used under the lock
         self._peek = _poller(fd)  # used by the watch only: a poll object serves one thread
         self.reads = 0
@@ -139,12 +129,9 @@ class Inbox:
         try:
             while True:
                 self._again = False
-                self._read(limit)
-                while (line := self._receiver.next_frame()) is not None:
-                    if isinstance(line, NeedData):
-                        break
-                    lines.append(line)
-                if not self._again:
+                more = self._read(lines)
+                limit -= 1
+                if not limit or not (more or self._again):
                     return lines
         finally:
             self._lock.release()
@@ -153,19 +140,28 @@ class Inbox:
         """Tell whether bytes lie unread. For one thread only."""
         return not self.ended and bool(self._peek.poll(0))
 
-    def _read(self, limit: int) -> None:
-        while limit and not self.ended and self._poll.poll(0):
-            limit -= 1
-            try:
-                data = os.read(self.fd, READ_BYTES)
-            except OSError:
-                data = b""
-            self.reads += 1
-            self._receiver.receive_data(data)
-            if not data:
-                self.ended = True
-            if len(data) < READ_BYTES:
-                return
+    def _read(self, lines: list[bytes | Refused]) -> bool:
+        """Read once and add the lines that are whole now. True when there may be more to read."""
+        if self.ended or not self._poll.poll(0):
+            return False
+        try:
+            data = os.read(self.fd, READ_BYTES)
+        except OSError:
+            data = b""
+        self.reads += 1
+        if not data:
+            self.ended = True
+        ends_whole = data.endswith(b"\n")
+        if self._whole and ends_whole:
+            lines += data[:-1].split(b"\n")  # no line lies across two reads: most of the time
+            return len(data) == READ_BYTES
+        self._receiver.receive_data(data)
+        while (line := self._receiver.next_frame()) is not None:
+            if isinstance(line, NeedData):
+                break
+            lines.append(line)
+        self._whole = ends_whole
+        return len(data) == READ_BYTES
 
 
 def _poller(fd: int) -> select.poll:

@@ -51,12 +51,12 @@ def main() -> None:
 
 def start(channels: Any) -> None:
     """Say `ready` on the channels, load what is slow, serve."""
-    from . import _guard
+    from . import _codec, _guard
 
     nonce = os.urandom(8).hex()
     _guard.capture(channels)
     os.write(channels.events, _ready(nonce))
-    _load_codec()
+    _codec.load()
     from ._boot import serve
 
     serve(channels, nonce)
@@ -81,18 +81,6 @@ def _protocol() -> int:
     if "--protocol" in sys.argv[:-1]:
         asked = sys.argv[sys.argv.index("--protocol") + 1]
     return 1 if asked == "1" else 3
-
-
-def _load_codec() -> None:
-    """Load msgspec without typing_extensions, which is half of its import and adds nothing here."""
-    name = "typing_extensions"
-    if name in sys.modules or sys.version_info < (3, 11):
-        return
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        import msgspec  # noqa: F401
-    finally:
-        del sys.modules[name]
 
 
 if __name__ == "__main__":

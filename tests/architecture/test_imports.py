@@ -17,6 +17,7 @@ THIRD_PARTY = {
         "anyio",
         "apsw",
         "genai_prices",
+        "google",  # protobuf, which temporalio brings
         "jsonschema",
         "lsprotocol",
         "msgspec",
@@ -44,6 +45,7 @@ ONLY_IN = {
     "psycopg": "loops",
     "psycopg_pool": "loops",
     "temporalio": "loops",
+    "google": "loops",
     "rich": "faces",
 }
 """A heavy library is known in one folder of the host only."""
@@ -69,6 +71,7 @@ PURE = (
     "host/rlm_host/children/contract.py",
     "host/rlm_host/children/lifecycle.py",
     "host/rlm_host/children/messages.py",
+    "host/rlm_host/children/recent.py",
     "host/rlm_host/children/registry.py",
     "host/rlm_host/children/usage.py",
     "host/rlm_host/children/budget.py",

@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 
 from rlm_host.children.kin import ChildrenSettings, registry_of
+from rlm_host.children.usage import own_of_tree
 from rlm_protocol import errors as e
 from rlm_protocol.agent import Agent
 from rlm_protocol.errors import RlmError
+from rlm_protocol.session import (
+    KernelRecipe,
+    SessionCreateParams,
+    SessionForkParams,
+    SessionOptions,
+)
 from support.family import PYTHON, STEPS, Family, family
 from support.processes import in_time, my_children, until
 
@@ -220,7 +227,7 @@ async def test_one_stop_ends_a_tree_and_wakes_nobody(tmp_path: Path) -> None:
         assert {a.status for a in host.children.agents(root)} == {"cancelled"}
         await in_time(root.wait_idle())
         turns = root.state.turns
-        assert [actor.id for actor in host.store.loaded()] == [root.id]
+        await until(lambda: [actor.id for actor in host.store.loaded()] == [root.id])
         assert len(root.state.pending) == 5
         assert root.state.turns == turns
         await host.say(root, SAY)
@@ -334,3 +341,50 @@ async def test_python_prompts_reach_a_python_child(tmp_path: Path) -> None:
         await host.spawn(root, "run: await rlm.submit_result(2**60 + 1)", name="w", model=PYTHON)
         await host.noticed(root, 1)
         assert await host.children.result(root, "w", None, None) == (2**60 + 1, 1)
+
+
+async def test_a_fork_reads_the_children_of_its_origin_and_owns_none(tmp_path: Path) -> None:
+    async with family(tmp_path) as host:
+        root = await host.root(model="scripted/echo")
+        agent = await host.spawn(root, SUBMIT, name="w")
+        await host.noticed(root, 1)
+        fork = await host.store.fork(SessionForkParams(session_id=root.id))
+        [seen] = host.children.agents(fork)
+        assert (seen.child_id, seen.status) == (agent.child_id, "completed")
+        assert await host.children.result(fork, "w", ("a",), None) == ({"a": 1}, 1)
+        with pytest.raises(e.PolicyDenied):
+            await host.children.send(fork, "w", SAY)
+        assert (await host.children.delete(fork, "w")).status == "deleted"
+        assert agent.session_id in {actor.id for actor in host.store.loaded()}
+        assert host.agent(root, "w").status == "completed"
+        assert await host.children.result(root, "w", ("a",), None) == ({"a": 1}, 1)
+        tree = await host.children.tree(fork.id)
+        assert own_of_tree(tree) == tree.subtree == fork.state.subtree
+
+
+async def test_a_child_inherits_what_its_parent_was_given_but_its_model(tmp_path: Path) -> None:
+    async with family(tmp_path) as host:
+        root = await host.store.create(
+            SessionCreateParams(
+                cwd=str(tmp_path),
+                model=PYTHON,
+                thinking="high",
+                options=SessionOptions(
+                    recipe=KernelRecipe(env={"GIVEN": "secret-value"}),
+                    instructions="Be brief.",
+                    labels={"team": "a"},
+                ),
+            )
+        )
+        task = play({"call": "import os; await rlm.submit_result(os.environ['GIVEN'])"})
+        agent = await host.spawn(root, task, name="w")
+        await host.ended(root, agent)
+        assert await host.children.result(root, "w", None, None) == ("secret-value", 1)
+        child = await host.store.get(agent.session_id)
+        assert child.state.thinking == "high"
+        assert child.state.opened.cwd == str(tmp_path)
+        assert child.state.options.labels == {"team": "a"}
+        assert "Be brief." in child.state.prompt
+        assert child.state.model == STEPS
+        opened = (Path(agent.session_dir) / f"{agent.session_id}.jsonl").read_bytes()
+        assert b"secret-value" not in opened.partition(b"\n")[0]

@@ -80,7 +80,12 @@ def test_a_loop_is_run_watched_and_reported(tmp_path: Path) -> None:
     assert "a1" in rlm_host(tmp_path, "loop", "report", run["runId"]).stdout
     assert json.loads(rlm_host(tmp_path, "loop", "show", run["runId"]).stdout)
     # a run that has ended is continued to the same end
-    assert rlm_host(tmp_path, "loop", "run", run["runId"]).returncode == 0
+    again = rlm_host(tmp_path, "loop", "run", run["runId"], "--csv")
+    assert again.returncode == 0
+    rows = again.stdout.splitlines()
+    assert rows[0].startswith("generation,action,reason,reward,")
+    assert [row.split(",")[6] for row in rows[1:]] == ["a0", "a1", "a2"]
+    assert rlm_host(tmp_path, "loop", "report", run["runId"], "--csv").stdout == again.stdout
 
 
 def test_a_loop_in_toml_is_paused_and_resumed(tmp_path: Path) -> None:
@@ -158,7 +163,7 @@ def test_the_schema_is_the_one_in_the_repository(tmp_path: Path) -> None:
 
 def test_every_command_explains_itself(tmp_path: Path) -> None:
     listed = rlm_host(tmp_path, "--help").stdout
-    commands = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
+    commands = [line.split()[0] for line in listed.splitlines() if line[:2] == "  " != line[1:3]]
     assert {"run", "serve", "attach", "doctor", "loop"} <= set(commands)
     for command in commands:
         done = rlm_host(tmp_path, command, "--help")

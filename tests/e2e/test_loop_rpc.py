@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlm_host.client import HostClient
-from rlm_protocol.errors import ConfigInvalid, HostLost, RunNotFound, Unsupported
+from rlm_protocol.errors import ConfigInvalid, HostLost, InvalidParams, RunNotFound
 
 STEP = """
 import json, sys
@@ -103,8 +103,6 @@ async def test_what_is_wrong_is_said_with_its_kind(tmp_path: Path) -> None:
         bad = submission(config={"tenant": "t", "workspace": "w", "maxGenerations": 0})
         with pytest.raises(ConfigInvalid):
             await client.request("loop/submit", bad)
-        with pytest.raises(Unsupported):
-            await client.request(
-                "loop/submit", submission(step={"kind": "repl", "sessionId": "s", "code": "1"})
-            )
+        with pytest.raises(InvalidParams):
+            await client.request("loop/submit", submission(step={"kind": "nowhere"}))
         assert (await client.request("loop/list"))["runs"] == []

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_protocol.conformance.host_driver import INITIALIZE, Host, frame, notification, request
 from support.fake_client import MISBEHAVING, host_env
+from support.raw_host import INITIALIZE, Host, frame, notification, request
 
 OURS = (sys.executable, "-m", "rlm_host")
 DEADLINE_S = 30

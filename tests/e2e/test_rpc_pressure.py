@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlm_protocol.conformance.host_driver import Broken, Host, frame, notification, request
 from rlm_protocol.limits import ATTACHMENT_HARD_BYTES, ATTACHMENT_SOFT_BYTES, MIB
 from support.fake_client import MISBEHAVING, host_env
+from support.raw_host import Broken, Host, frame, notification, request
 
 DEADLINE_S = 60
 

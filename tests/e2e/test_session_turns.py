@@ -289,3 +289,24 @@ async def test_models_are_listed_and_set(tmp_path: Path) -> None:
         assert listed["default"] == "scripted/demo"
         states = (await client.request("auth/state"))["providers"]
         assert {one["provider"] for one in states} >= {"anthropic", "openai", "scripted"}
+
+
+async def test_a_person_is_asked_before_a_cell_runs(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def decide(params: dict[str, Any]) -> dict[str, str]:
+        asked.append(params)
+        return {"decision": "allow" if "fine" in params["detail"]["code"] else "deny"}
+
+    async with spawned(tmp_path, handlers={"approval/request": decide}) as client:
+        options = {"approvals": {"cells": "ask"}}
+        session_id = await create(client, tmp_path, options=options)
+        turn_id = await start(client, session_id, {"call": "'fine'"}, {"call": "'bad'"})
+        assert (await ended(client, turn_id))["status"] == "completed"
+        cells = items(client, "replCell")
+        assert [(one["status"], one["result"]) for one in cells] == [
+            ("completed", "'fine'"),
+            ("failed", None),
+        ]
+        assert [one["what"] for one in asked] == ["cell", "cell"]
+        await client.until("approval/resolved", lambda p: p["decision"] == "deny")

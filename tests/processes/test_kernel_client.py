@@ -266,6 +266,22 @@ async def test_a_cancelled_host_request_ends_its_handler() -> None:
     assert ended == 2
 
 
+async def test_a_kernels_death_ends_the_handlers_of_its_requests_at_once() -> None:
+    begun = asyncio.Event()
+
+    async def answer(*_: object) -> object:
+        begun.set()
+        await asyncio.Event().wait()
+        return None
+
+    async with fake_kernel(host_requests=answer) as made:
+        await cell(made, "flood 1")
+        await in_time(begun.wait())
+        with pytest.raises(KernelDied):
+            await cell(made, "die", "c2")
+        await until(lambda: made._bridge.in_flight == 0)
+
+
 async def test_leaving_by_cancellation_leaves_nothing_running() -> None:
     inside = asyncio.Event()
 

@@ -103,10 +103,10 @@ async def test_a_workspaces_venv_is_used_as_it_is(bench: KernelBench, empty_venv
 async def test_the_managed_environment_needs_no_network_and_is_made_once(
     bench: KernelBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_network(*_: object) -> None:
-        pytest.fail("something wants to install from an index")
-
-    monkeypatch.setattr(installer, "find_uv", no_network)
+    monkeypatch.setattr(managed, "find_uv", lambda _: None)
+    monkeypatch.setattr(
+        managed, "install_into", lambda *_: pytest.fail("it wants to install from an index")
+    )
     host = plain(bench)
     runs = [
         Run(await bench.kernel(host=host, session_dir=bench.home / name, persistent=False))
@@ -196,6 +196,29 @@ async def test_what_was_added_survives_an_upgrade_or_is_named_as_lost(
     assert (marker.kept, marker.lost) == (("shop==1.0",), ("mill==1.0",))
     findings = await doctor(plain(bench), bench.cwd)
     assert any("mill==1.0" in f.text for f in findings)
+
+
+@without_compiling
+async def test_without_the_venv_module_uv_makes_the_environment(
+    bench: KernelBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = script(
+        tmp_path / "python",
+        f'for a; do [ "$a" = venv ] && echo "No module named venv" >&2 && exit 1; done\n'
+        f'exec {sys.executable} "$@"',
+    )
+    monkeypatch.setattr(sys, "_base_executable", base)
+    monkeypatch.setattr(managed, "find_uv", lambda _: None)
+    run = Run(await bench.kernel(host=plain(bench), persistent=False))
+    with pytest.raises(KernelUnavailable, match="Install Python's venv module") as refused:
+        await run("1")
+    assert "No module named venv" in refused.value.data["why"]
+    uv = script(
+        tmp_path / "uv",
+        f'for a; do last="$a"; done\nexec {sys.executable} -m venv --without-pip "$last"',
+    )
+    monkeypatch.setattr(managed, "find_uv", lambda _: uv)
+    assert (await run("1+1")).result == "2"
 
 
 @without_compiling

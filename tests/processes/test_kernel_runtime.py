@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -62,6 +63,14 @@ async def test_rlm_and_bash_are_bound_before_the_first_cell(bench: KernelBench) 
     assert (await run("callable(rlm), callable(bash)")).result == "(True, True)"
 
 
+async def test_what_the_host_binds_wins_over_what_a_snapshot_holds(bench: KernelBench) -> None:
+    run = Run(await bench.kernel())
+    await run("rlm = bash = 'mine'; kept = 1")
+    await run.kernel.snapshot()
+    run.kernel.kill()
+    assert (await run("callable(rlm), callable(bash), kept")).result == "(True, True, 1)"
+
+
 async def test_host_requests_of_a_cell_come_with_its_id(bench: KernelBench) -> None:
     asked: list[Any] = []
 
@@ -117,6 +126,34 @@ async def test_an_interrupt_ends_any_cell_and_the_next_one_runs(
     outcome = await in_time(call)
     assert (outcome.status, outcome.kernel_killed) == ("interrupted", False)
     assert (await run("kept")).result == "5"
+
+
+async def test_an_interrupt_hits_the_cell_it_names_and_never_the_next_one(
+    bench: KernelBench,
+) -> None:
+    run = Run(await bench.kernel())
+    await run("import time")
+    rng = random.Random(11)
+    seen = set()
+    for n in range(100):
+        first = asyncio.create_task(run("for _ in range(20000): pass", cell_id=f"a{n}"))
+        second = asyncio.create_task(run("for _ in range(2000): pass\n2", cell_id=f"b{n}"))
+        for _ in range(rng.randrange(12)):
+            await asyncio.sleep(0)
+        run.kernel.interrupt(f"a{n}")
+        seen.add((await in_time(first)).status)
+        assert (await in_time(second)).result == "2"
+    assert seen <= {"ok", "interrupted"}
+    assert "interrupted" in seen
+
+
+async def test_a_new_cell_right_behind_an_interrupt_runs(bench: KernelBench) -> None:
+    run = Run(await bench.kernel())
+    call = asyncio.create_task(run("while True: pass"))
+    await until(lambda: run.kernel.status is KernelStatus.BUSY)
+    run.kernel.interrupt()
+    assert (await run("1 + 1")).result == "2"
+    assert (await in_time(call)).status == "interrupted"
 
 
 async def test_a_cell_that_does_not_yield_is_killed_and_the_next_one_revived(

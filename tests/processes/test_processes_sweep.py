@@ -134,13 +134,43 @@ print(kill_all(lambda table: tagged("nested", table)))
 
 
 def test_a_tree_that_forks_while_it_is_killed_is_ended() -> None:
-    bomb = "import os\nwhile True:\n  if os.fork():\n    os._exit(0)\n  os.setsid()\n"
+    # It gives up by itself: a test that fails must not leave it to the machine.
+    bomb = (
+        "import os, time\n"
+        "end = time.monotonic() + 20\n"
+        "while time.monotonic() < end:\n"
+        "  if os.fork():\n"
+        "    os._exit(0)\n"
+        "  os.setsid()\n"
+    )
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", bomb], env={**os.environ, SPAWN_TAG: "hopper"}
     )
     process.wait()
     kill_all(lambda table: tagged("hopper", table))
     assert not tagged("hopper", facts.processes())
+
+
+def test_a_tree_that_grows_while_it_is_killed_leaves_no_orphan() -> None:
+    """What is forked between the look and the kill must not get out of sight."""
+    grow = (
+        "import os, time\n"
+        "for _ in range(1000):\n"
+        "  if os.fork() == 0:\n"
+        "    os.setsid(); time.sleep(60)\n"
+        "  time.sleep(0.005)\n"
+        "time.sleep(60)\n"
+    )
+    root = subprocess.Popen(
+        [sys.executable, "-S", "-c", grow], env={**os.environ, SPAWN_TAG: "growing"}
+    )
+    while len(facts.descendants(root.pid)) < 5:
+        assert root.poll() is None
+    kill_all(lambda table: tree(root.pid, table))
+    root.wait()
+    orphans = tagged("growing", facts.processes())
+    kill_all(lambda table: tagged("growing", table))
+    assert not orphans
 
 
 HARDEST = """
@@ -245,3 +275,38 @@ assert flag.value == 1
 """
     if facts.can_adopt():
         subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+SPY = """
+import os
+from rlm_host.processes.facts import harden_host, prctl
+
+if os.getuid() == 0:  # root reads everything: the promise is for everybody else
+    os.setgid(65534)
+    os.setuid(65534)
+    prctl(4, 1)
+
+def a_child_reads(name):
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(os.open(f"/proc/{parent}/{name}", os.O_RDONLY))
+        except PermissionError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+print([a_child_reads(n) for n in ("mem", "environ")])
+harden_host()
+print([a_child_reads(n) for n in ("mem", "environ")])
+"""
+
+
+def test_a_hardened_hosts_memory_and_environment_cannot_be_read_by_its_children() -> None:
+    if not facts.can_adopt():
+        pytest.skip("this machine has no prctl")
+    done = subprocess.run(
+        [sys.executable, "-c", SPY], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[True, True]\n[False, False]\n"

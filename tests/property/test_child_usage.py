@@ -126,8 +126,10 @@ class Trees(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Recovery asks every session of the tree, deepest first, until nobody owes anything."""
-        while any(session.fold_up() for session in reversed(self.all)):
-            pass
+        for _ in range(len(self.all) + 1):
+            if not any([session.fold_up() for session in reversed(self.all)]):  # noqa: C419
+                return
+        raise AssertionError("somebody owes for ever")
 
     def tree(self, session: Session) -> TreeNode:
         registry = session.registry()

@@ -42,13 +42,13 @@ def rlm_host(
 
 
 def processes_of(home: Path) -> list[int]:
-    """Give every process whose environment names this home as RLM_HOME."""
-    mark = f"RLM_HOME={home}\0".encode()
+    """Give every process whose environment names this home: hosts, kernels, what cells start."""
+    mark = str(home).encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                if mark in (entry / "environ").read_bytes() + b"\0":
+                if mark in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue

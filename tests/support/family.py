@@ -19,6 +19,7 @@ from rlm_host.kernels.session_kernel import SessionKernel
 from rlm_host.models.registry import Models
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
+from rlm_host.sessions.files import Files
 from rlm_host.sessions.ports import SessionPorts
 from rlm_host.sessions.session import SessionActor
 from rlm_host.sessions.store import SessionStore
@@ -87,7 +88,14 @@ class Family:
         return done.result or ""
 
     async def items(self, actor: SessionActor) -> list[Any]:
-        return list((await self.store.items(SessionItemsParams(session_id=actor.id))).items)
+        items: list[Any] = []
+        cursor: str | None = None
+        while True:
+            page = await self.store.items(SessionItemsParams(session_id=actor.id, cursor=cursor))
+            items += page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return items
 
     async def notices(self, actor: SessionActor) -> list[ChildMessage]:
         """Every end notice that the session has taken up."""
@@ -111,6 +119,7 @@ async def family(
     settings: ChildrenSettings | None = None,
     providers: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
+    files: Files | None = None,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
@@ -134,6 +143,7 @@ async def family(
     service = ChildrenService(
         models=models,
         clock=clock,
+        processes=processes,
         ports=ports,
         settings=settings,
         new_hex=lambda digits: secrets.token_hex(digits)[:digits],
@@ -146,6 +156,7 @@ async def family(
             kernels=kernel,
             models=models,
             ports=ports,
+            files=files,
         )
         service.bind(store)
         async with store:

@@ -17,9 +17,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
+
 from rlm_host.loops.inputs import LoopConfig, LoopObservation
 from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.postgres import PostgresRunStore
 from rlm_host.loops.stores.sqlite import SqliteRunStore
+from rlm_host.loops.worker import Work
 from rlm_protocol.errors import RlmError
 
 REWARDS = (0.3, 0.5, 0.45, 0.1, 0.6, 0.7)
@@ -74,8 +78,16 @@ class FailPoint:
                 os.kill(os.getpid(), getattr(signal, self.action))
 
 
+def store_at(db: Path, fault=lambda point: None):
+    """Open the store of a test: the PostgreSQL one that a file names, or a SQLite file."""
+    url = db.with_suffix(".url")
+    if url.exists():
+        return PostgresRunStore(url.read_text(), fault=fault)
+    return SqliteRunStore(db, fault=fault)
+
+
 def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) -> LoopKernel:
-    store = SqliteRunStore(db, fault=fault)
+    store = store_at(db, fault)
     values = {**CONFIG, **config}
     return LoopKernel(store, LoopConfig("t", "w", **values), fault=fault, lease_ms=lease_ms)
 
@@ -195,5 +207,20 @@ def nursery(folder: Path) -> Iterator[Nursery]:
         server.stdin.close()
 
 
+async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
+    """Work for a Temporal cluster until something ends this process."""
+    from rlm_host.loops.temporal.worker import working
+
+    named = functions(
+        db, FailPoint(**request.get("fault", {})), judge=request.get("judge", "steady")
+    )
+    async with working(address, Work(**named), queue=queue):
+        print("working", flush=True)
+        await anyio.sleep_forever()
+
+
 if __name__ == "__main__":
-    serve()
+    if sys.argv[1:]:
+        anyio.run(carry_out, *sys.argv[1:3], Path(sys.argv[3]), json.loads(sys.argv[4]))
+    else:
+        serve()

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Protocol
 
 import apsw
+import pytest
 
 from rlm_host.loops.head import fold_all
 from rlm_host.loops.stores.base import RunStore
+from rlm_host.loops.stores.open import open_store
 from rlm_host.loops.stores.sqlite import SqliteRunStore
 from rlm_protocol.loop_records import (
     Decision,
@@ -19,6 +21,7 @@ from rlm_protocol.loop_records import (
     ObservationRecord,
     Submitted,
 )
+from support.services import Postgres
 
 
 class StoreUnderTest(Protocol):
@@ -70,7 +73,45 @@ class SqliteUnderTest:
             store.close()
 
 
-STORES: dict[str, Callable[[Path], StoreUnderTest]] = {"sqlite": SqliteUnderTest}
+class PostgresUnderTest:
+    def __init__(self, server: Postgres) -> None:
+        self.server, self.url = server, server.new_url()
+        self.opened: list[RunStore] = []
+        self.store = self.another()
+
+    def another(self) -> RunStore:
+        store = open_store(self.url)
+        self.opened.append(store)
+        return store
+
+    def expire_leases(self) -> None:
+        self.server.sql(
+            "UPDATE loop_runs SET expires_at = clock_timestamp() - interval '1 s' WHERE owner IS NOT NULL",
+            self.url,
+        )
+
+    def alter(self, table: str, run_id: str, column: str) -> None:
+        where = {
+            "runs": f"run_id='{run_id}'",
+            "events": f"run=(SELECT id FROM loop_runs WHERE run_id='{run_id}') AND seq=2",
+        }
+        altered = self.server.sql(
+            f"UPDATE loop_{table} SET {column}=convert_to(replace(convert_from({column}, 'UTF8'), '0', '1'), 'UTF8')"
+            f" WHERE {where[table]} RETURNING 1",
+            self.url,
+        )
+        assert altered == [(1,)]
+
+    def close(self) -> None:
+        for store in self.opened:
+            store.close()
+        self.server.drop(self.url)
+
+
+STORES: dict[str, Callable[[pytest.FixtureRequest, Path], StoreUnderTest]] = {
+    "sqlite": lambda _, folder: SqliteUnderTest(folder),
+    "postgres": lambda request, _: PostgresUnderTest(request.getfixturevalue("postgres")),
+}
 
 
 def submitted(run_id: str = "run", **config) -> Submitted:

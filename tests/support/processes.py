@@ -19,6 +19,7 @@ from rlm_host.processes import facts
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
 from rlm_protocol.errors import MethodNotFound
+from support.services import Server
 
 FAKE = str(Path(__file__).with_name("fake_runtime.py"))
 PATIENCE_S = 30.0
@@ -60,8 +61,11 @@ def alive(pid: int) -> bool:
 
 
 def my_children() -> list[facts.ProcessFact]:
-    """Living processes below this one."""
-    return facts.descendants(os.getpid())
+    """Living processes below this one, without the servers that a whole run shares."""
+    table = facts.processes()
+    shared = {fact.pid for pid in Server.pids for fact in facts.descendants(pid, table)}
+    mine = facts.descendants(os.getpid(), table)
+    return [fact for fact in mine if fact.pid not in shared | Server.pids]
 
 
 def running(argument: str) -> list[int]:

@@ -120,8 +120,11 @@ class App:
         home: Path,
         stop: Callable[[str], None],
         socket: Path | None = None,
+        on_secret: Callable[[str], None] = lambda _: None,
     ) -> AsyncIterator[Services]:
-        async with real_app.build(config, env, home=home, stop=stop, socket=socket) as services:
+        async with real_app.build(
+            config, env, home=home, stop=stop, socket=socket, on_secret=on_secret
+        ) as services:
             yield services
 
     def handlers(self) -> Handlers:

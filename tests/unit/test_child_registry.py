@@ -156,6 +156,15 @@ def test_a_reply_counts_for_the_task_that_is_open() -> None:
     assert not late.children["sub-1"].replied
 
 
+def test_only_the_child_itself_can_reply_for_it() -> None:
+    """A sibling of this session may have the same id below another parent."""
+    item = ChildMessage(
+        id="m", sender_id="sub-1", sender_name="n", relationship="sibling", text="hi"
+    )
+    heard = r.InputQueued(item=item, origin="message", mode="steer")
+    assert not fold(admitted(1), heard).children["sub-1"].replied
+
+
 def test_a_follow_up_names_the_item_that_gave_it() -> None:
     registry = fold(
         admitted(1, item_id="i1", turn_id="t1"),

@@ -1,15 +1,17 @@
 import itertools
+from pathlib import Path
 
 import pytest
 
 from rlm_host.kernels.lifecycle import (
     FROM_PEER,
+    RENEW,
     TRANSITIONS,
     Action,
     Input,
     InvalidTransition,
     State,
-    mermaid,
+    page,
     step,
 )
 
@@ -91,5 +93,7 @@ def test_every_state_can_be_reached_and_left() -> None:
         assert any(s is state and a is not state for (s, _), (a, _) in TRANSITIONS.items())
 
 
-def test_the_diagram_shows_every_row() -> None:
-    assert len(mermaid().splitlines()) == len(TRANSITIONS) + 3
+def test_the_diagram_in_the_documents_is_the_table() -> None:
+    path = Path(__file__).parents[2] / "docs/states/kernel.md"
+    assert path.read_text() == page(), f"renew it with: {RENEW}"
+    assert page().count(" --> ") == len(TRANSITIONS) + 2

@@ -119,8 +119,9 @@ class Crash(BaseException):
     pass
 
 
+@pytest.mark.parametrize("then", ["a new host looks", "the same host tries again and is killed"])
 def test_a_kill_at_any_operation_of_a_commit_leaves_the_old_one_or_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     old, new = payload(b"old"), payload(b"new")
     seen: set[bytes] = set()
@@ -152,6 +153,8 @@ def test_a_kill_at_any_operation_of_a_commit_leaves_the_old_one_or_the_new(
                 crashed = True
             else:
                 crashed = False
+        if then.startswith("the same"):
+            place.store.next_pair()[0].write_bytes(b"half of another")
         found = place.loaded()
         assert found in (old, new)
         seen.add(found)

@@ -18,8 +18,8 @@ from rlm_host.loops.audit import DecisionLog, audit
 from rlm_host.loops.head import fold_all
 from rlm_host.loops.inputs import LoopConfig, LoopObservation, Verdict
 from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.rows import checksum
 from rlm_host.loops.stores.sqlite import SqliteRunStore
-from rlm_host.loops.stores.sqlite_rows import checksum
 from rlm_protocol.errors import (
     ConfigInvalid,
     Conflict,

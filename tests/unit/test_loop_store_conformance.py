@@ -4,6 +4,7 @@ import itertools
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rlm_host.loops.head import fold_all
@@ -21,7 +22,7 @@ from support.loop_stores import STORES, generation, head_after, intent, submitte
 
 @pytest.fixture(params=STORES)
 def under_test(request: pytest.FixtureRequest, tmp_path: Path):
-    opened = STORES[request.param](tmp_path)
+    opened = STORES[request.param](request, tmp_path)
     yield opened
     opened.close()
 
@@ -419,6 +420,27 @@ def test_only_old_terminal_runs_are_pruned(store) -> None:
     assert [row.run_id for row in store.list().runs] == ["c"]
     store.submit("a", submitted("a"))
     assert keys(store, "a") == ["submitted"]
+
+
+# --- moving ---------------------------------------------------------------------------------------
+
+
+def test_an_adopted_run_has_the_history_it_had_and_goes_on(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = claim(store)
+    head = record(store, lease, 0)
+    store.append(lease, [intent(1)], head)
+    row, history = store.head("run"), store.events("run")
+    moved = msgspec.structs.replace(row, run_id="moved", owner=None, claims=0)
+    assert store.adopt(moved, history)
+    assert store.events("moved") == history
+    assert not store.adopt(moved, history)
+    there = store.head("moved")
+    assert (there.head, there.seq, there.token) == (row.head, row.seq, row.token)
+    assert (there.created_at_ms, there.updated_at_ms) == (row.created_at_ms, row.updated_at_ms)
+    assert claim(store, "moved").token == row.token + 1
+    with pytest.raises(Conflict):
+        store.adopt(moved, history[:-1])
 
 
 # --- damage ---------------------------------------------------------------------------------------

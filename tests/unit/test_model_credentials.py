@@ -213,3 +213,19 @@ def test_no_state_holds_a_secret(file: Path) -> None:
     assert {state.provider for state in states} == set(PROVIDERS)
     assert b"canary" not in msgspec.json.encode(states)
     assert "canary" not in repr(states) + repr(one)
+
+
+def test_whoever_keeps_secrets_out_of_logs_hears_of_each_before_it_is_used(file: Path) -> None:
+    heard: list[str] = []
+    one = Credentials(
+        file,
+        PROVIDERS,
+        env={"OPENAI_API_KEY": CANARY},
+        now_ms=Clock(),
+        on_secret=heard.append,
+    )
+    one.state("openai")
+    assert heard == [], "looking at the state gives nothing out"
+    assert one.secret("openai") == CANARY
+    one.secret("scripted")
+    assert heard == [CANARY]

@@ -23,6 +23,7 @@ from rlm_protocol.errors import (
     SessionLeased,
     SessionNotFound,
     StoreCorrupt,
+    StoreFull,
     ThinkingUnsupported,
     TurnBusy,
     Uncertain,
@@ -38,6 +39,7 @@ from rlm_protocol.session import (
     SessionOptions,
     SessionRenameParams,
 )
+from support.journals import FaultyFiles
 from support.sessions import USAGE, Bench, StubModels, answers, bench, finished, say, until
 
 pytestmark = pytest.mark.anyio
@@ -132,6 +134,8 @@ async def test_values_of_variables_never_reach_the_disk(tmp_path: Path) -> None:
         other = KernelRecipe(python="/py", env={"KEY": "canary-2"})
         await actor.configure(SessionOptions(recipe=other))
         assert actor.state.env_names == ("KEY",)
+        assert b.kernels[0].closed
+        assert b.kernels[1].given["recipe"].env == {"KEY": "canary-2"}
     for name in everything_below(tmp_path):
         assert b"canary" not in (tmp_path / name).read_bytes(), name
 
@@ -298,6 +302,20 @@ async def test_an_accepted_turn_that_never_ran_is_closed(tmp_path: Path) -> None
         assert ended.phase == "accepted"
 
 
+async def test_a_full_disk_at_start_refuses_and_lets_go(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        session_id = await a_session(b)
+    crash(tmp_path, session_id, r.TurnAccepted(turn_id="t1"))
+    files = FaultyFiles(0, "enospc", persist=True)
+    async with bench(tmp_path, files=files) as b:
+        with pytest.raises(StoreFull):
+            await b.store.get(session_id)
+        assert b.store.loaded() == ()
+        files.left = 10**9
+        actor = await b.store.get(session_id)
+        assert actor.state.last_status == "interrupted"
+
+
 async def test_what_was_said_before_a_crash_wakes_the_session_once(tmp_path: Path) -> None:
     models = StubModels(answers(say("thanks"), say("no")))
     message = ChildMessage(
@@ -312,8 +330,9 @@ async def test_what_was_said_before_a_crash_wakes_the_session_once(tmp_path: Pat
             actor = await b.store.get(session_id)
             await until(lambda actor=actor: actor.state.turns == 1 and actor.state.turn is None)
             await finished(actor)
+            seq = actor.state.seq
             said = await actor.deliver(message, shown="kid: 5")
-            assert (said, actor.state.turns) == ("delivered", 1)
+            assert (said, actor.state.turns, actor.state.seq) == ("delivered", 1, seq)
     assert [m.text for m in models.requests[0].messages] == ["kid: 5"]
     assert len(models.requests) == 1
 
@@ -555,6 +574,8 @@ async def test_an_ephemeral_session_leaves_the_home_alone(tmp_path: Path) -> Non
         await actor.close()
         with pytest.raises(SessionNotFound):
             await b.store.get(session_id)
+    left = [one for one in everything_below(tmp_path) if "index" not in one]
+    assert left == [], "an ephemeral session leaves nothing at all"
 
 
 # --- who hears what -------------------------------------------------------------------------------
@@ -647,7 +668,9 @@ async def test_nothing_is_heard_of_what_is_not_durable(tmp_path: Path) -> None:
             super().sync(fd)
             synced.append(len(journal_path.read_bytes().splitlines()))
 
-    async with bench(tmp_path, answers(say("ok")), files=Counting()) as b:
+    call = Call(id="1", name="python", arguments={"code": "say x"})
+    script = answers([call, Done(stop="tool_calls", usage=USAGE)], say("ok"))
+    async with bench(tmp_path, script, files=Counting()) as b:
         actor = await b.create()
         journal_path = journal(tmp_path, actor.id)
         await actor.attach(

@@ -24,6 +24,7 @@ CONTEXT_KEYS = ("terminal", "messages", "observe", "fields")
 _REFERENCES = frozenset({"$ref", "$dynamicRef"})
 _NAMES_TO_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas"})
 _PLAIN_DATA = frozenset({"const", "enum", "default", "examples"})
+_SLOW = frozenset({"pattern", "patternProperties", "uniqueItems"})
 _PROBES: tuple[Any, ...] = (None, True, 0, "", [], [None], {}, {"": None})
 """A schema that cannot decide these (it refers to itself without end) decides nothing."""
 _TEXT_CHARS = 500
@@ -144,15 +145,14 @@ def check_schema(schema: object) -> None:
         raise refuse("is nested too deeply, or refers to itself without end.") from why
 
 
-def encode_result(contract: ResultContract | None, value: Any) -> bytes:
+def encode_result(value: Any) -> bytes:
     """
-    Hold a submitted value to the contract and give the bytes that are stored for it.
+    Give the bytes that are stored for a submitted value.
 
-    The bytes are canonical (sorted keys, no spaces): the same value always gives the same bytes.
+    They are canonical (sorted keys, no spaces): the same value always gives the same bytes.
 
     Raises:
-        ResultInvalid: not JSON, larger than the limit, or against the schema. The error names the
-            place and the rule; nothing was stored.
+        ResultInvalid: not JSON, or larger than the limit. Nothing was stored.
     """
     try:
         stored = json.dumps(
@@ -166,8 +166,15 @@ def encode_result(contract: ResultContract | None, value: Any) -> bytes:
             size_bytes=len(stored),
             limit_bytes=limits.RESULT_BYTES,
         )
-    check_value(contract, value)
     return stored
+
+
+def decode_result(stored: bytes) -> Any:
+    """Give the value of stored bytes. Raises ResultInvalid when they are damaged."""
+    try:
+        return json.loads(stored)
+    except (ValueError, RecursionError) as why:
+        raise ResultInvalid("The stored result is damaged.") from why
 
 
 def check_value(contract: ResultContract | None, value: Any) -> None:
@@ -191,28 +198,22 @@ def check_value(contract: ResultContract | None, value: Any) -> None:
         )
 
 
-def project(
-    contract: ResultContract | None,
-    policy: ContextPolicy,
-    stored: bytes,
-    fields: tuple[str, ...] | None,
-) -> Any:
+def is_slow(schema: object) -> bool:
+    """Whether checking a value can take far longer than reading it."""
+    return any(not _SLOW.isdisjoint(subschema) for subschema in _subschemas(schema))
+
+
+def project(value: Any, policy: ContextPolicy, fields: tuple[str, ...] | None) -> Any:
     """
-    Validate stored bytes again and give what the parent may see of them.
+    Give what the parent may see of a result.
 
     `fields` None gives all admitted fields: the whole value when the policy admits everything. An
     admitted field that the value does not have is left out.
 
     Raises:
-        ResultInvalid: the stored bytes do not fit the contract (any more).
         FieldNotAdmitted: `fields` asks for more than the policy admits, or for fields of a value
             that has none. The error names none of them.
     """
-    try:
-        value = json.loads(stored)
-    except (ValueError, RecursionError) as why:
-        raise ResultInvalid("The stored result is damaged.") from why
-    check_value(contract, value)
     admitted = policy.fields
     if admitted is None and fields is None:
         return value

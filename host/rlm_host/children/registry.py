@@ -35,7 +35,8 @@ class Child(msgspec.Struct, kw_only=True):
     """
     One child, as its parent's journal tells it. Changed by `Registry.apply` alone.
 
-    `generation` counts its tasks from 1; `outcome`, `error` and `phase` are the last closed task's.
+    `generation` counts its tasks from 1; `outcome` and `error` are the last closed task's.
+    `started` says whether any of its turns has got a place to run: before that it used nothing.
     `replied` says whether it wrote to its parent in the task that is open. `notified` is the last
     generation whose notice the parent has, `result_generation` the last that ended with a result.
     `item_id` is the parent's item that gave the task, `children` how many the child itself had when
@@ -52,6 +53,7 @@ class Child(msgspec.Struct, kw_only=True):
     item_id: str | None = None
     outcome: Outcome | None = None
     error: str | None = None
+    started: bool = False
     replied: bool = False
     notified: int = 0
     children: int = 0
@@ -152,6 +154,7 @@ class Registry(msgspec.Struct, kw_only=True):
             child.children = record.children
             if record.outcome == "submitted":
                 child.result_generation = record.generation
+        child.started = child.started or record.status == "running"
         beyond = record.status == "running" and child.outcome is not None
         child.recorded = Status.AWAKE if beyond else Status(record.status)
 
@@ -183,6 +186,10 @@ class Registry(msgspec.Struct, kw_only=True):
     def busy(self) -> list[Child]:
         """Give the children of this session that are doing something."""
         return [child for child in self.children.values() if child.status in BUSY]
+
+    def unsettled(self) -> bool:
+        """Whether a child is doing something, or the news of its end has not arrived here."""
+        return any(c.status in BUSY or c.owes_notice for c in self.children.values())
 
     def by_session(self, session_id: str) -> Child | None:
         """Give the child whose session this is."""

@@ -11,10 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal
 
+import msgspec
+
 from rlm_protocol import records as r
-from rlm_protocol.errors import RlmError, SessionClosed, SessionLeased, SessionNotFound
+from rlm_protocol.errors import RlmError, SessionClosed
 from rlm_protocol.item import ChildMessage, Outcome
-from rlm_protocol.session import SessionCreateParams, SessionOptions
+from rlm_protocol.session import SessionCreateParams
 
 from ..models.provider import Request
 from ..sessions.ports import SessionPorts
@@ -28,12 +30,6 @@ from .places import Places
 from .registry import Child, notice_id
 
 PREVIEW_CHARS = 400
-LOST = {
-    "beforePrompt": "The host ended before the task reached the child. Nothing was run; give the "
-    "task to a new child.",
-    "afterPrompt": "The host ended while the child worked on the task. What was recorded is kept, "
-    "nothing was repeated; give what is left to a new child.",
-}
 REQUIRED = "The task ended without the result that its contract requires."
 
 log = logging.getLogger(__name__)
@@ -62,7 +58,6 @@ class Runner:
         self._ports, self._start_task = ports, start_task
         self._places = Places(kin.settings.running_max)
         self._stops: dict[str, int] = {}
-        self._recoveries: dict[str, asyncio.Event] = {}
 
     # --- tasks ---
 
@@ -79,7 +74,8 @@ class Runner:
             name=admitted.name,
             thinking=admitted.thinking,
             ephemeral=opened.ephemeral,
-            options=SessionOptions(
+            options=msgspec.structs.replace(
+                parent.inherited(),
                 tools=tuple(tool for tool in tools if tool.name in admitted.tools),
                 budget=admitted.budget,
             ),
@@ -99,6 +95,8 @@ class Runner:
             await self.feed(parent, child, On.FAIL, error="The host has a bug; see its log.")
         finally:
             live.exists.set()
+            if child.status not in BUSY:  # stopped while its session was being created
+                await self.close_session(child)
 
     async def give(
         self, parent: SessionActor, child: Child, text: str
@@ -154,15 +152,16 @@ class Runner:
         When this returns, the change is durable, and what it asks for is done: the parent's notice
         is queued, a stopped child's session and its descendants are closed.
         """
-        actor = self._kin.loaded(child.admitted.session_id)
+        # A fork may forget a child that it only reads; the child itself is not the fork's to end.
+        actor = None if child.foreign else self._kin.loaded(child.admitted.session_id)
         async with self._kin.live(child).lock:
             status, actions = step(child.status, given)
             if status is child.status:
                 return False
-            if Do.STOP in actions:
+            if Do.STOP in actions and not child.foreign:
                 # First stopped, then recorded: what it used until then is known, and a crash in
                 # between leaves a task that recovery closes.
-                await self._close(child, deleted=status is Status.DELETED)
+                await self.close_session(child, deleted=status is Status.DELETED)
             if actor is not None:
                 await self._accounts.fold_up(actor)
             records = await self._records(
@@ -176,6 +175,8 @@ class Runner:
                 phase=phase,
                 item_id=item_id,
             )
+            if given is On.QUIET and actor is not None and not self._quiet(actor):
+                return False  # something began meanwhile; its end asks again
             await parent.append(*records)
         await self._act(parent, child, actor, actions)
         return True
@@ -245,6 +246,7 @@ class Runner:
         if Do.ADMIT in actions:
             await self._documents.give(parent, child, child.generation)
         if Do.END in actions:
+            await self.tell(parent, child, actor)
             await self._documents.note(
                 parent,
                 child,
@@ -253,7 +255,6 @@ class Runner:
                 outcome=child.outcome,
                 replied=child.replied,
             )
-            await self.tell(parent, child, actor)
         if child.status not in BUSY:
             self._start_task(self.settle, parent)
 
@@ -261,7 +262,7 @@ class Runner:
         self, parent: SessionActor, child: Child, actor: SessionActor | None = None
     ) -> None:
         """Queue the notice of a task's end with the parent, if it is still owed."""
-        if not child.owes_notice or child.outcome is None:
+        if not child.owes_notice or child.outcome is None or not await self._listens(parent):
             return
         now_ms = self._kin.clock.now_ms()
         item = ChildMessage(
@@ -287,7 +288,15 @@ class Runner:
             return  # it is still owed: the parent gets it when it is opened again
         await self._documents.note(parent, child, child.generation, notice_admitted=True)
 
-    async def _close(self, child: Child, *, deleted: bool = False) -> None:
+    async def _listens(self, actor: SessionActor) -> bool:
+        """Whether a notice may start a turn: not in a child that failed or is about to be lost."""
+        if actor.state.opened.parent is None:
+            return True
+        _, child = await self._kin.parent_of(actor)
+        return child.living and self._kin.live(child).ours
+
+    async def close_session(self, child: Child, *, deleted: bool = False) -> None:
+        """Close a child's session and everything below it, if it is open."""
         self._places.release(child.admitted.session_id)
         loaded = self._kin.loaded(child.admitted.session_id)
         if loaded is not None:
@@ -330,20 +339,26 @@ class Runner:
         self._start_task(self.settle, actor)
 
     def is_quiet(self, actor: SessionActor) -> bool:
-        """Whether no child is doing anything."""
-        return not registry_of(actor).busy()
+        """Whether no child is doing anything or still to be told of."""
+        return not registry_of(actor).unsettled()
 
     async def settle(self, actor: SessionActor) -> None:
-        """Close a child's task if its session is quiet; tell clients when it is."""
-        if actor.state.turn or actor.state.pending or actor.closing:
-            return
-        if not all(quiet(actor) for quiet in self._ports.is_quiet):
-            return
-        if actor.state.opened.parent is None:
+        """Close a child's task if its session is quiet."""
+        if actor.state.opened.parent is None or not self._quiet(actor):
             return
         parent, child = await self._kin.parent_of(actor)
         given, error = await self._ending(parent, child, actor)
         await self.feed(parent, child, given, error=error)
+
+    def _quiet(self, actor: SessionActor) -> bool:
+        busy = actor.state.turn or actor.state.pending or actor.closing
+        return not busy and all(quiet(actor) for quiet in self._ports.is_quiet)
+
+    async def wake(self, actor: SessionActor) -> None:
+        """Say that a child does something though its task is over."""
+        if actor.state.opened.parent is not None:
+            parent, child = await self._kin.parent_of(actor)
+            await self.feed(parent, child, On.WAKE)
 
     async def _ending(
         self, parent: SessionActor, child: Child, actor: SessionActor
@@ -367,13 +382,9 @@ class Runner:
 
     async def on_stop(self, actor: SessionActor) -> None:
         """Cancel everything below a session; when this returns, nothing of it runs."""
-        await self._recovered(actor)
-        await self._cancel_children(actor)
-
-    async def _cancel_children(self, actor: SessionActor) -> None:
         self._stops[actor.id] = self.stops(actor) + 1
         busy = [child for child in registry_of(actor).busy() if self._kin.live(child).ours]
-        await _all(self.feed(actor, child, On.CANCEL) for child in busy)
+        await all_of(self.feed(actor, child, On.CANCEL) for child in busy)
 
     async def on_close(self, actor: SessionActor) -> None:
         """
@@ -382,9 +393,9 @@ class Runner:
         Those that a crash left busy, and that are not recovered yet, are left to the next recovery.
         """
         self._places.release(actor.id)
-        await self._cancel_children(actor)
+        await self.on_stop(actor)
         own = [child for child in registry_of(actor).children.values() if not child.foreign]
-        await _all(self._close(child) for child in own)
+        await all_of(self.close_session(child) for child in own)
 
     async def delete(self, parent: SessionActor, child: Child, *, by_parent: bool) -> None:
         """
@@ -397,86 +408,8 @@ class Runner:
             await self.feed(parent, child, On.CANCEL)
         await self.feed(parent, child, On.DELETE)
 
-    # --- recovery ---
 
-    async def may_open(self, link: r.ParentLink, session_id: str) -> None:
-        """
-        Open a child only through its parents, from the root down.
-
-        Raises:
-            SessionNotFound: an ancestor has a tombstone for it, or never admitted it.
-        """
-        parent = await self._kin.store.get(link.session_id)
-        child = registry_of(parent).children.get(link.child_id)
-        if (
-            child is None
-            or child.status is Status.DELETED
-            or child.admitted.session_id != session_id
-        ):
-            raise SessionNotFound("The child was deleted.", session_id=session_id)
-
-    async def on_load(self, actor: SessionActor) -> None:
-        """
-        Mend what a crash left of a session that is being opened, before anything of it runs.
-
-        A task that was open is closed as failed, with how far it had come, and its parent is told;
-        nothing that waits for the child is run.
-        """
-        if actor.state.opened.parent is None:
-            await self._accounts.recover(actor)
-        else:
-            await self._close_lost_task(actor)
-        for child in registry_of(actor).children.values():
-            await self.tell(actor, child)
-        if registry_of(actor).busy():
-            over = self._recoveries[actor.id] = asyncio.Event()
-            self._start_task(self._recover_children, actor, over)
-
-    async def _recovered(self, actor: SessionActor) -> None:
-        """Wait until nothing is left of what a crash left open below a session."""
-        if (over := self._recoveries.get(actor.id)) is not None:
-            await over.wait()
-
-    async def _close_lost_task(self, actor: SessionActor) -> None:
-        parent, child = await self._kin.parent_of(actor)
-        live = self._kin.live(child)
-        known, live.ours = live.ours, True
-        if child.status not in BUSY or known:
-            return
-        task = task_id(child.id, child.generation)
-        reached = task in actor.state.pending or task in actor.state.settled
-        for item_id in tuple(actor.state.pending):
-            await actor.withdraw(item_id)
-        await self._lose(parent, child, "afterPrompt" if reached else "beforePrompt")
-
-    async def _lose(
-        self, parent: SessionActor, child: Child, phase: Literal["beforePrompt", "afterPrompt"]
-    ) -> None:
-        await self.feed(parent, child, On.LOST, error=LOST[phase], phase=phase)
-
-    async def _recover_children(self, actor: SessionActor, over: asyncio.Event) -> None:
-        """Open each child that was busy, which closes its task, and let it rest again."""
-        try:
-            for child in registry_of(actor).busy():
-                await self._recover_child(actor, child)
-        finally:
-            over.set()
-            self._recoveries.pop(actor.id, None)
-
-    async def _recover_child(self, actor: SessionActor, child: Child) -> None:
-        try:
-            opened = await self._kin.store.get(child.admitted.session_id)
-        except (SessionClosed, SessionLeased):
-            return  # the host is going, or another one has it: it stays as it is for now
-        except RlmError as why:
-            log.warning("the child %s cannot be opened: %s", child.admitted.session_id, why)
-            await self._lose(actor, child, "beforePrompt")
-        else:
-            await self._recovered(opened)
-            await self._close(child)
-
-
-async def _all(works: Iterable[Awaitable[Any]]) -> None:
+async def all_of(works: Iterable[Awaitable[Any]]) -> None:
     """Do everything side by side; one failing hinders no other, and the first failure is raised."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):

@@ -22,21 +22,24 @@ from rlm_protocol.session import TreeNode
 from ..clock import Clock
 from ..models.catalog import ModelInfo
 from ..models.registry import Models
+from ..processes.spawn import Processes
 from ..sessions.ports import SessionPorts
 from ..sessions.session import SessionActor
 from ..sessions.store import SessionStore
 from .accounts import BUDGET, Accounts
 from .budget import BudgetBook
-from .contract import encode_result, project
+from .contract import decode_result, encode_result, project
 from .documents import Documents
 from .kin import RECENT, REGISTRY, ChildrenSettings, Kin, registry_of
 from .lifecycle import OPEN, On
 from .mail import Mail
 from .recent import Recent
+from .recovery import Recovery
 from .registry import Child, Registry, select
 from .runner import Runner
 from .spawning import Spawning
 from .tree import tree_of
+from .validation import Validation
 
 T = TypeVar("T")
 
@@ -51,17 +54,20 @@ class ChildrenService:
         *,
         models: Models,
         clock: Clock,
+        processes: Processes,
         ports: SessionPorts,
         new_hex: Callable[[int], str],
         settings: ChildrenSettings | None = None,
     ) -> None:
         self._models, self._ports = models, ports
+        self._validation = Validation(processes)
         self._tasks: set[asyncio.Future[Any]] = set()
         self._closed = False
         self._kin = Kin(clock=clock, settings=settings or ChildrenSettings(), new_hex=new_hex)
         self._documents = Documents(self._kin)
         self._accounts = Accounts(self._kin, models.resolve)
         self._runner = Runner(self._kin, self._accounts, self._documents, ports, self._start_task)
+        self._recovery = Recovery(self._kin, self._accounts, self._runner)
         self._spawning = Spawning(self._kin, self._accounts, self._runner, models.resolve)
         self._mail = Mail(self._kin, self._documents, self._runner)
         self._install()
@@ -117,8 +123,8 @@ class ChildrenService:
         ports.is_quiet.append(runner.is_quiet)
         ports.on_stop.append(runner.on_stop)
         ports.on_close.append(runner.on_close)
-        ports.on_load.append(runner.on_load)
-        ports.may_open.append(runner.may_open)
+        ports.on_load.append(self._recovery.on_load)
+        ports.may_open.append(self._recovery.may_open)
         for record in (r.ChildAdmitted, r.ChildStatusChanged, r.ChildDeleted):
             ports.project[record] = self._changed
         ports.host_requests |= {
@@ -217,7 +223,8 @@ class ChildrenService:
         contract = child.admitted.contract
         if contract is None:
             raise ContractRequired("This child was spawned without a result contract.")
-        data = await anyio.to_thread.run_sync(encode_result, contract, payload.value)
+        data = await anyio.to_thread.run_sync(encode_result, payload.value)
+        await self._validation.check(contract, payload.value)
         return await self._whole(self._store(parent, child, data))
 
     async def _store(self, parent: SessionActor, child: Child, data: bytes) -> bridge.Submitted:
@@ -300,10 +307,9 @@ class ChildrenService:
         if contract is None:
             raise ContractRequired("This child was spawned without a result contract.")
         number, data = await self._documents.read(actor, child, generation)
-        value = await anyio.to_thread.run_sync(
-            project, contract, child.admitted.context, data, fields
-        )
-        return value, number
+        value = await anyio.to_thread.run_sync(decode_result, data)
+        await self._validation.check(contract, value)
+        return project(value, child.admitted.context, fields), number
 
     async def tree(self, session_id: str) -> TreeNode:
         """Give a session's tree with usage. Raises SessionNotFound."""

@@ -5,6 +5,8 @@ A refusal at any step leaves nothing behind. Admission is durable before the han
 independent of the child's session, its kernel and its provider.
 """
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,8 @@ class Spawning:
             RlmError: the first rule of the boundary that the spawn breaks (`admission.admit`), or
                 StoreFull, StoreUnavailable. Nothing was left behind.
         """
+        if "jsonschema" not in sys.modules:  # the first spawn of a host does not stop it for others
+            await anyio.to_thread.run_sync(importlib.import_module, "jsonschema")
         spawns_left = await self._accounts.spawns_left(parent)
         registry, opened = registry_of(parent), parent.state.opened
         coming, stops = self._coming.setdefault(parent.id, set()), self._runner.stops(parent)
@@ -92,6 +96,7 @@ class Spawning:
         if self._runner.stops(parent) != stops or parent.closing:
             await self._runner.feed(parent, child, On.CANCEL)
         else:
+            await self._runner.wake(parent)
             self._runner.begin(parent, child)
         return child
 

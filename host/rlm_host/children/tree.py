@@ -41,11 +41,11 @@ async def _node(kin: Kin, state: SessionState, registry: Registry, entry: Child 
 
 
 async def _child(kin: Kin, registry: Registry, child: Child) -> TreeNode:
-    if not child.foreign:
+    if child.started and not child.foreign:
         try:
             state, folds = await kin.store.peek(child.admitted.session_id)
         except RlmError:
-            pass  # never created, or lost with its disk: the parent's records speak for it
+            pass  # lost with its disk: the parent's records speak for it
         else:
             return await _node(kin, state, cast(Registry, folds[REGISTRY]), child)
     admitted = child.admitted

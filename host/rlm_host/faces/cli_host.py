@@ -20,7 +20,7 @@ from ..rpc.context import Handlers
 from ..rpc.hosting import IDLE_EXIT_S, serve_socket
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
-from ..rpc.sockets import connect, user_socket
+from ..rpc.sockets import connect, listening, peer_of, user_socket
 from .launch import App, prepare, run_host, say_error
 
 START_S = 20.0
@@ -45,17 +45,20 @@ def serve(argv: Sequence[str], app: App) -> int:
         launch = prepare(options.config)
         path = options.socket or user_socket(launch.env, launch.home)
 
-        async def serve(services: Services, handlers: Handlers, lifetime: Lifetime) -> int:
-            return await serve_socket(
-                path,
-                services=services,
-                handlers=handlers,
-                lifetime=lifetime,
-                on_ready=lambda: _say(f"rlm-host serves on {path}"),
-                idle_exit_s=IDLE_EXIT_S if options.idle_exit else None,
-            )
+        with contextlib.ExitStack() as block:
+            server = block.enter_context(listening(path))
+            _say(f"rlm-host serves on {path}")
 
-        return run_host(launch, app, serve, socket=path.absolute())
+            async def serve(services: Services, handlers: Handlers, lifetime: Lifetime) -> int:
+                return await serve_socket(
+                    server,
+                    services=services,
+                    handlers=handlers,
+                    lifetime=lifetime,
+                    idle_exit_s=IDLE_EXIT_S if options.idle_exit else None,
+                )
+
+            return run_host(launch, app, serve, socket=path.absolute(), at_exit=block.close)
     except RlmError as why:
         say_error("rlm-host serve", why, "Nothing was started.")
         return 1
@@ -95,13 +98,23 @@ def _connected(path: Path, *, start: bool) -> sockets.socket:
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         try:
-            return connect(path)
+            sock = connect(path)
+            _end_if_late(starting, sock)
+            return sock
         except OSError:
             ended = starting.poll()
             if ended is not None and not path.exists():
                 raise HostLost(f"The host ended with code {ended} before it served.") from None
             time.sleep(0.02)
     raise HostLost(f"The host that was started does not serve on {path} within {START_S:.0f} s.")
+
+
+def _end_if_late(starting: "subprocess.Popen[bytes]", sock: sockets.socket) -> None:
+    """End the host that we have started when another one was faster."""
+    server = peer_of(sock)
+    if server is not None and server.pid != starting.pid:
+        starting.terminate()
+        starting.wait()
 
 
 def _start_host(path: Path) -> "subprocess.Popen[bytes]":

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.errors import ConfigInvalid, HostLost
 
-from ..client import HostClient
+from ..client import HostClient, Subscription
+from ..loops.stores.base import LEASE_MS
+from . import cli_loop_store
 from .cli_client import print_json, with_host
+from .cli_loop_store import PROGRAM, Asked
+from .loop_view import generation_line, head_line, print_report
 
 CONTROLS = {
     "cancel": "end a run for good",
@@ -22,32 +25,91 @@ CONTROLS = {
     "resume": "let a paused run go on",
 }
 KEPT = "What was recorded is kept; `rlm-host loop run RUN` continues a run."
+STORES = "sqlite:PATH or postgresql://USER@HOST/DATABASE"
 PAGE = 1000
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; give its exit code: 0 also when the loop stopped for a reason of its own."""
-    parser = argparse.ArgumentParser(prog="rlm-host loop", description="Run and control loops.")
+    options = _parser().parse_args(argv)
+    if options.command in STORE_ONLY:
+        return STORE_ONLY[options.command](options)
+    if options.command == "run" and options.what.endswith(".py"):
+        if not options.store:
+            options.refuse(f"{options.what} needs --store: where its run is kept")
+        return cli_loop_store.run_file(options)
+    if options.command == "run":
+        if options.store or options.worker or options.run:
+            options.refuse("--store, --worker and --run go with a FILE.py")
+        return with_host(PROGRAM, lambda client: _run(client, options), kept=KEPT)
+    work = WORK.get(options.command, _control)
+    if options.store:
+        return cli_loop_store.with_store(options.store, lambda runs: work(runs, options))
+    return with_host(PROGRAM, lambda client: work(client, options), kept=KEPT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Run and control loops.")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="submit a file, or continue a run, and watch it")
-    running.add_argument("what", metavar="FILE|RUN", help="a JSON or TOML file, or a run's id")
+    running.add_argument(
+        "what",
+        metavar="FILE.py|FILE|RUN",
+        help="a Python file with config and step (apply, rollback, gates), run here under --store;"
+        " or a JSON or TOML file, or a run's id, run by a host",
+    )
+    running.add_argument("--worker", metavar="NAME", help="who works on it, for people")
+    running.add_argument("--run", metavar="ID", help="the run's id; default: the file's name")
+    running.add_argument(
+        "--lease-s",
+        type=_seconds,
+        default=LEASE_MS / 1000,
+        metavar="S",
+        help="how long a worker that has stopped keeps the run from others (default: %(default)g)",
+    )
+    running.set_defaults(refuse=running.error)
     listing = commands.add_parser("list", help="newest first")
-    listing.add_argument("--status", choices=("running", "paused", "completed", "cancelled"))
+    listing.add_argument(
+        "--status", choices=("running", "paused", "completed", "cancelled", "failed")
+    )
     listing.add_argument("--limit", type=int, default=50)
     showing = commands.add_parser("show", help="a run's head")
     reporting = commands.add_parser("report", help="a run's generations")
     controls = [commands.add_parser(name, help=text) for name, text in CONTROLS.items()]
     for control in controls:
         control.add_argument("--reason")
-    for command in (showing, reporting, *controls):
+    exporting = commands.add_parser("export", help="write a run with all its history to stdout")
+    importing = commands.add_parser("import", help="take a run from stdin into a store")
+    pruning = commands.add_parser("prune", help="delete runs that are over")
+    pruning.add_argument("--older-than", type=_days, required=True, metavar="DAYS")
+    for command in (showing, reporting, exporting, *controls):
         command.add_argument("run", metavar="RUN")
     for command in (running, listing, showing, reporting, *controls):
+        command.add_argument("--store", metavar="URL", help=f"{STORES}; default: the host's own")
+    for command in (exporting, importing, pruning):
+        command.add_argument("--store", metavar="URL", required=True, help=STORES)
+    for command in (running, reporting):
+        forms = command.add_mutually_exclusive_group()
+        forms.add_argument("--json", action="store_const", dest="form", const="json")
+        forms.add_argument("--csv", action="store_const", dest="form", const="csv")
+    for command in (listing, showing, importing, pruning, *controls):
         command.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args(argv)
-    work = {"run": _run, "list": _list, "show": _show, "report": _report}.get(
-        options.command, _control
-    )
-    return with_host("rlm-host loop", lambda client: work(client, options), kept=KEPT)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    return _between(text, 1, 3600)
+
+
+def _days(text: str) -> float:
+    return _between(text, 0, 36_500)
+
+
+def _between(text: str, low: float, high: float) -> float:
+    value = float(text)
+    if not low <= value <= high:
+        raise argparse.ArgumentTypeError(f"must be from {low:g} to {high:g}")
+    return value
 
 
 async def _run(client: HostClient, options: argparse.Namespace) -> int:
@@ -55,28 +117,37 @@ async def _run(client: HostClient, options: argparse.Namespace) -> int:
     submission = _submission(Path(options.what))
     if submission is not None:
         run_id = (await client.request("loop/submit", submission))["run"]["runId"]
-    console = Console(stderr=options.json)
+    console = Console(stderr=options.form is not None)
     console.print(Text(f"run {run_id}", style="bold"), soft_wrap=True)
     async with client.notifications("loop/generation", "loop/completed") as events:
-        await client.request("loop/run", {"runId": run_id})
-        async for event in events:
-            if event.params["runId"] != run_id:
-                continue
-            if event.method == "loop/completed":
-                break
-            console.print(_generation_line(event.params["generation"]))
-        end = event.params
-    if options.json:
+        run = (await client.request("loop/run", {"runId": run_id}))["run"]
+        end: dict[str, Any] = {"runId": run_id, "run": run, "error": None}
+        if run["status"] == "running":
+            end = await _follow(events, run_id, console)
+    if options.form == "json":
         print_json(end)
+    elif options.form == "csv":
+        await _report(client, argparse.Namespace(run=run_id, form="csv"))
     else:
-        console.print(_head_line(end["run"]), soft_wrap=True)
+        console.print(head_line(end["run"]), soft_wrap=True)
     if end["error"]:
         console.print(Text(f"{end['error']} {KEPT}", style="red"))
         return 1
     return 0
 
 
-async def _list(client: HostClient, options: argparse.Namespace) -> int:
+async def _follow(events: Subscription, run_id: str, console: Console) -> dict[str, Any]:
+    """Show generations as they are recorded, until the run ends; give the end."""
+    async for event in events:
+        if event.params["runId"] != run_id:
+            continue
+        if event.method == "loop/completed":
+            return event.params
+        console.print(generation_line(event.params["generation"]))
+    raise HostLost("The host stopped telling of the run.")
+
+
+async def _list(client: Asked, options: argparse.Namespace) -> int:
     params = {"limit": options.limit, "status": options.status}
     page = await client.request("loop/list", params)
     if options.json:
@@ -84,17 +155,17 @@ async def _list(client: HostClient, options: argparse.Namespace) -> int:
         return 0
     console = Console()
     for run in page["runs"]:
-        console.print(_head_line(run), soft_wrap=True)
+        console.print(head_line(run), soft_wrap=True)
     return 0
 
 
-async def _show(client: HostClient, options: argparse.Namespace) -> int:
+async def _show(client: Asked, options: argparse.Namespace) -> int:
     head = (await client.request("loop/snapshot", {"runId": options.run}))["head"]
     print_json(head)
     return 0
 
 
-async def _report(client: HostClient, options: argparse.Namespace) -> int:
+async def _report(client: Asked, options: argparse.Namespace) -> int:
     generations: list[dict[str, Any]] = []
     after: int | None = -1
     while after is not None:
@@ -103,34 +174,17 @@ async def _report(client: HostClient, options: argparse.Namespace) -> int:
         )
         generations += page["generations"]
         after = page["nextAfter"]
-    if options.json:
-        print_json({"run": page["run"], "generations": generations})
-        return 0
-    table = Table(box=None, pad_edge=False)
-    for heading in ("gen", "artifact", "reward", "gain", "cost", "decision", "reason", "applied"):
-        table.add_column(heading)
-    for one in generations:
-        table.add_row(
-            str(one["generation"]),
-            Text(str(one["artifactId"] or "")),
-            *(_number(one[field]) for field in ("reward", "gain", "cost")),
-            one["action"],
-            one["reason"],
-            "yes" if one["applied"] else "",
-        )
-    console = Console()
-    console.print(table)
-    console.print(_head_line(page["run"]), soft_wrap=True)
+    print_report(page["run"], generations, options.form)
     return 0
 
 
-async def _control(client: HostClient, options: argparse.Namespace) -> int:
+async def _control(client: Asked, options: argparse.Namespace) -> int:
     params = {"runId": options.run, "reason": options.reason}
     run = (await client.request(f"loop/{options.command}", params))["run"]
     if options.json:
         print_json(run)
     else:
-        Console().print(_head_line(run), soft_wrap=True)
+        Console().print(head_line(run), soft_wrap=True)
     return 0
 
 
@@ -149,20 +203,10 @@ def _submission(file: Path) -> dict[str, Any] | None:
     return read
 
 
-def _generation_line(generation: dict[str, Any]) -> Text:
-    line = Text(f"{generation['generation']:>5}  {generation['action']:<9}")
-    line.append(f"{_number(generation['reward']):>10}  {generation['reason']}")
-    return line
-
-
-def _head_line(run: dict[str, Any]) -> Text:
-    line = Text(f"{run['runId']}  {run['status']}  generation {run['generation']}")
-    if run.get("bestReward") is not None:
-        line.append(f"  best {_number(run['bestReward'])} {run.get('bestArtifactId') or ''}")
-    if run.get("stoppedReason"):
-        line.append(f"  ({run['stoppedReason']})")
-    return line
-
-
-def _number(value: float | str | None) -> str:
-    return f"{value:.6g}" if isinstance(value, int | float) else str(value or "")
+WORK = {"list": _list, "show": _show, "report": _report}
+STORE_ONLY = {
+    "export": cli_loop_store.export,
+    "import": cli_loop_store.take_in,
+    "prune": cli_loop_store.prune,
+}
+"""They work on a store's files or tables; no host has a part in it."""

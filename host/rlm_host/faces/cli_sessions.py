@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from ..client import HostClient
 from .cli_client import print_json, when, with_host
-from .terminal import TerminalView, cost
+from .session_tree import session_tree
+from .terminal import TerminalView
 
 
 def session(argv: Sequence[str]) -> int:
@@ -24,6 +24,7 @@ def session(argv: Sequence[str]) -> int:
     listing.add_argument("--limit", type=int, default=50)
     showing = commands.add_parser("show", help="one session: its items, its tree, its cost")
     showing.add_argument("session", help="the session's id")
+    showing.add_argument("--tree", action="store_true", help="its tree and cost only")
     for command in (listing, showing):
         command.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(argv)
@@ -73,22 +74,11 @@ async def _show(client: HostClient, options: argparse.Namespace) -> int:
         return 0
     console = Console()
     view = TerminalView(console)
-    for item in items:
+    for item in [] if options.tree else items:
         if item["type"] == "userMessage":
             console.print(Text(f"> {item['text']}", style="bold"))
         view.notification("item/completed", {"item": item})
     view.close()
-    top = Tree(_node(tree))
-    _branches(top, tree["children"])
-    console.print(top)
+    console.print(session_tree(tree))
     console.print(Text(f"journal {shown['journalPath']}", style="dim"), soft_wrap=True)
     return 0
-
-
-def _branches(tree: Tree, children: Sequence[dict[str, Any]]) -> None:
-    for child in children:
-        _branches(tree.add(_node(child)), child["children"])
-
-
-def _node(node: dict[str, Any]) -> Text:
-    return Text(f"{node['name']}  {node['model']}  {node['status']}  {cost(node['subtree'])}")

@@ -1,6 +1,8 @@
 """`rlm-host [--stdio]`: the process behind one client, from its options to its exit code."""
 
+import contextlib
 import logging
+import socket as sockets
 from pathlib import Path
 
 from rlm_protocol.errors import ConfigInvalid, RlmError
@@ -9,8 +11,8 @@ from ..rpc.context import Handlers
 from ..rpc.hosting import serve_stdio
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
-from ..rpc.sockets import private_socket
-from .launch import USAGE, App, prepare, run_host, say_error
+from ..rpc.sockets import listening, private_socket
+from .launch import USAGE, App, Launch, prepare, run_host, say_error
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +51,29 @@ def run(fds: tuple[int, int], args: list[str], app: App) -> int:
     except ConfigInvalid as why:
         say_error("rlm-host", why, "Nothing was started.")
         return USAGE
+    with contextlib.ExitStack() as block:
+        path, server = _private_listener(launch, block)
+
+        async def serve(services: Services, handlers: Handlers, lifetime: Lifetime) -> int:
+            return await serve_stdio(
+                fds,
+                services=services,
+                handlers=handlers,
+                lifetime=lifetime,
+                server=server,
+                client_pid=options.client_pid,
+            )
+
+        return run_host(launch, app, serve, socket=path, at_exit=block.close)
+
+
+def _private_listener(
+    launch: Launch, block: contextlib.ExitStack
+) -> tuple[Path | None, sockets.socket | None]:
+    """Listen for whoever finds a session leased by this host; without a place for it, do not."""
     try:
-        socket = private_socket(launch.env, launch.home)
+        path = private_socket(launch.env, launch.home)
+        return path, block.enter_context(listening(path))
     except RlmError as why:
         log.warning("no other client can join: %s", why)
-        socket = None
-
-    async def serve(services: Services, handlers: Handlers, lifetime: Lifetime) -> int:
-        return await serve_stdio(
-            fds,
-            services=services,
-            handlers=handlers,
-            lifetime=lifetime,
-            socket=socket,
-            client_pid=options.client_pid,
-        )
-
-    return run_host(launch, app, serve, socket=socket)
+        return None, None

@@ -1,22 +1,26 @@
 """How the demo looks in a terminal: progress lines, the session tree, the loop's table and plot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
+
+from .session_tree import session_tree
 
 PLOT_WIDTH = 16
+SHOWN_LINES = 4
+"""Of a longer cell, so many lines are shown."""
 
 
 class DemoView:
-    """Writes to one console; holds nothing else."""
+    """Writes to one console; remembers the last cell, to show it once when it is run again."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._last_code = ""
 
     def step(self, title: str) -> None:
         """Begin a step."""
@@ -32,9 +36,9 @@ class DemoView:
         if kind == "agentMessage":
             self.say(f"model: {item['text'].strip()}")
         elif kind == "replCell" and item["author"] == "model":
-            code = item["code"].strip().splitlines()
-            shown = "\n".join([*code[:4], f"# … {len(code) - 4} more lines"][: max(len(code), 5)])
-            self._console.print(Syntax(shown if len(code) > 5 else "\n".join(code), "python"))
+            if item["code"] != self._last_code:
+                self._code(item["code"].strip().splitlines())
+                self._last_code = item["code"]
             if item.get("result"):
                 self.say(f"→ {item['result'][:120]}")
         elif kind == "childSpawn":
@@ -42,15 +46,14 @@ class DemoView:
         elif kind == "childMessage":
             self.say(f"notice of {item['senderName']}: {item.get('notice') or item['text'][:80]}")
 
+    def _code(self, lines: list[str]) -> None:
+        if len(lines) > SHOWN_LINES + 1:
+            lines = [*lines[:SHOWN_LINES], f"# … {len(lines) - SHOWN_LINES} more lines"]
+        self._console.print(Syntax("\n".join(lines), "python"))
+
     def tree(self, root: dict[str, Any]) -> None:
         """Draw the session tree with own and subtree usage."""
-        top = Tree(_node(root))
-        self._branches(top, root["children"])
-        self._console.print(top)
-
-    def _branches(self, tree: Tree, children: Iterable[dict[str, Any]]) -> None:
-        for child in children:
-            self._branches(tree.add(_node(child)), child["children"])
+        self._console.print(session_tree(root))
 
     def loop(self, generations: Sequence[dict[str, Any]]) -> None:
         """Draw the loop's table and the reward plot beside it."""
@@ -76,18 +79,3 @@ def plot(rewards: Sequence[float]) -> list[str]:
     low, high = min(rewards), max(rewards)
     span = (high - low) or 1.0
     return ["█" * (1 + round((reward - low) / span * (PLOT_WIDTH - 1))) for reward in rewards]
-
-
-def _node(node: dict[str, Any]) -> Text:
-    own, subtree = _usage(node["own"]), _usage(node["subtree"])
-    text = Text(node["name"], style="bold")
-    text.append(f"  {node['model']}  {node['status']}  ", style="not bold")
-    text.append(f"own {own}", style="not bold")
-    if node["children"]:
-        text.append(f"  subtree {subtree}", style="not bold")
-    return text
-
-
-def _usage(usage: dict[str, Any]) -> str:
-    tokens = usage["inputTokens"] + usage["outputTokens"]
-    return f"{tokens:,} tokens ${usage['costNanoUsd'] / 1e9:.6f}"

@@ -31,6 +31,7 @@ class App(Protocol):
         home: Path,
         stop: Callable[[str], None],
         socket: Path | None = None,
+        on_secret: Callable[[str], None] = ...,
     ) -> AbstractAsyncContextManager[Services]:
         """Own one host for the length of the block."""
 
@@ -44,6 +45,7 @@ class Launch(msgspec.Struct, frozen=True):
     env: dict[str, str]
     home: Path
     settings: config.Config
+    redactor: log.Redactor
 
 
 Serve = Callable[[Services, Handlers, Lifetime], Awaitable[int]]
@@ -54,20 +56,28 @@ def prepare(config_file: Path | None) -> Launch:
     env = dict(os.environ)
     home = paths.rlm_home(env)
     settings = config.load(home, config_file)
-    log.set_up(level=settings.log.level, redactor=log.Redactor(), home=home)
-    return Launch(env, home, settings)
+    redactor = log.Redactor()
+    log.set_up(level=settings.log.level, redactor=redactor, home=home)
+    return Launch(env, home, settings, redactor)
 
 
-def run_host(launch: Launch, app: App, serve: Serve, *, socket: Path | None) -> int:
+def run_host(
+    launch: Launch,
+    app: App,
+    serve: Serve,
+    *,
+    socket: Path | None,
+    at_exit: Callable[[], None],
+) -> int:
     """
-    Run a host to its end. Does not return when it has run: the process exits.
+    Run a host to its end, then `at_exit`. Does not return when it has run: the process exits.
 
     Raises:
         RlmError: the host cannot be started.
     """
     code = anyio.run(_run, launch, app, serve, socket)
     # What is acknowledged is on disk. Worker threads that still read or sync must not hold us up.
-    sys.stdout.flush()
+    at_exit()
     os._exit(code)
 
 
@@ -80,6 +90,7 @@ async def _run(launch: Launch, app: App, serve: Serve, socket: Path | None) -> i
             home=launch.home,
             stop=lambda why: lifetime.end(0, why),
             socket=socket,
+            on_secret=launch.redactor.add,
         ) as services:
             return await serve(services, app.handlers(), lifetime)
 

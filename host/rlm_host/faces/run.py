@@ -55,7 +55,8 @@ async def run(
     Raises:
         RlmError: the host or one of its answers; what was acknowledged is in the journal.
     """
-    async with HostClient.spawn() as client:
+    settings = ("--config", str(options.config.absolute())) if options.config else ()
+    async with HostClient.spawn(arguments=settings) as client:
         params = {"cwd": str(options.cwd.absolute()), "model": options.model}
         if options.thinking:
             params["thinking"] = options.thinking
@@ -115,6 +116,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--cwd", type=Path, default=Path(), help="the workspace; default: here")
     parser.add_argument("--thinking", help="off, minimal, low, medium, high, xhigh or max")
     parser.add_argument("--ephemeral", action="store_true", help="keep nothing")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.toml")
     parser.add_argument("--json", action="store_true", help="print notifications as JSON lines")
     options = parser.parse_args(argv)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt

@@ -10,8 +10,6 @@ from rlm_protocol.errors import KernelUnavailable
 
 from .. import paths
 from ..processes import facts
-from ..processes.ledger import Ledger
-from ..processes.sweep import orphans
 from . import wheel
 from .building import read_marker
 from .environment import CHECKOUT, KernelHost, kernel_variables, resolve
@@ -73,7 +71,7 @@ async def install(host: KernelHost, cwd: Path, python: str | None = None) -> Pat
 
 async def doctor(host: KernelHost, cwd: Path) -> list[Finding]:
     """Say which kernel a session in `cwd` would get, and how well this machine keeps processes."""
-    findings = [_ownership(), *await asyncio.to_thread(_orphans, host)]
+    findings = [_ownership()]
     choice = choose(Recipe(), cwd, host.environ)
     if choice.source is Source.MANAGED:
         findings += await asyncio.to_thread(_managed, host)
@@ -94,27 +92,6 @@ def _ownership() -> Finding:
         text=f"without {' and '.join(absent)} kernels are ended by their process group only",
         help="A daemon that a cell starts may outlive its session.",
     )
-
-
-def _orphans(host: KernelHost) -> list[Finding]:
-    if not paths.orphans(host.home).exists():
-        return []
-    try:
-        left = orphans(Ledger(host.home))
-    except OSError as why:
-        return [
-            Finding(
-                level="warning",
-                subject="processes",
-                text=f"the ledger of started processes cannot be read: {why}",
-                help="What a killed host leaves behind cannot be swept at the next start.",
-            )
-        ]
-    if not left:
-        return []
-    text = f"dead hosts left {len(left)} process trees: {', '.join(r.label for r in left)}"
-    help_ = "They are ended when a host starts; at once with rlm-host doctor --fix."
-    return [Finding(level="warning", subject="processes", text=text, help=help_)]
 
 
 async def _look(host: KernelHost, cwd: Path, choice: Choice, recipe: Recipe) -> Interpreter:

@@ -123,10 +123,17 @@ def step(state: State, given: Input) -> tuple[State, tuple[Action, ...]]:
         raise InvalidTransition(f"{given} in state {state}") from None
 
 
-def mermaid() -> str:
-    """Render the table for docs/states/kernel.md."""
+RENEW = (
+    "uv run python -c 'from rlm_host.kernels.lifecycle import page; print(page(), end=str())' "
+    "> docs/states/kernel.md"
+)
+
+
+def page() -> str:
+    """Render docs/states/kernel.md."""
     lines = ["stateDiagram-v2", "    [*] --> starting"]
     for (state, given), (after, actions) in TRANSITIONS.items():
         label = f"{given} / {', '.join(actions)}" if actions else str(given)
         lines.append(f"    {state} --> {after}: {label}")
-    return "\n".join([*lines, "    exited --> [*]", ""])
+    head = ["# The life of a kernel process", "", "Generated; renew it with", f"`{RENEW}`", ""]
+    return "\n".join([*head, "```mermaid", *lines, "    exited --> [*]", "```", ""])

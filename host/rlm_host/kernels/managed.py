@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from ..processes.command import run_command
 from ..processes.spawn import Processes
 from . import distributions, wheel
 from .building import Marker, making, read_marker, write_marker
-from .installer import compile_all, install_into
+from .installer import compile_all, find_uv, install_into
 from .interpreters import Interpreter, Interpreters
 
 CURRENT = "kernel-venv"
@@ -70,7 +71,7 @@ async def ensure_managed(
         return python
     async with making(folder, clock, finished) as ours:
         if ours:
-            await _make_venv(folder, processes)
+            await _make_venv(folder, environ, processes)
             interpreter = await interpreters.look_at(
                 processes, str(python), env={}, packages=wheel.PINNED
             )
@@ -92,19 +93,28 @@ async def ensure_managed(
     return python
 
 
-async def _make_venv(folder: Path, processes: Processes) -> None:
+async def _make_venv(folder: Path, environ: Mapping[str, str], processes: Processes) -> None:
     base = getattr(sys, "_base_executable", None) or sys.executable
-    argv = [base, "-I", "-m", "venv", "--without-pip", str(folder)]
-    try:
-        done = await run_command(processes, argv, env={}, cwd=Path("/"), timeout_ms=VENV_MS)
-    except (OSError, TimeoutError) as why:
-        raise KernelUnavailable("No environment for kernels can be made.", why=str(why)) from why
-    if done.exit_code:
-        raise KernelUnavailable(
-            "No environment for kernels can be made; is Python's venv module installed?",
-            python=base,
-            why=done.stderr_tail or done.stdout[-1000:].decode(errors="replace"),
-        )
+    ways = [[base, "-I", "-m", "venv", "--without-pip", str(folder)]]
+    if (uv := find_uv(environ)) is not None:
+        # Some distributions ship Python without its venv module.
+        ways.append([uv, "venv", "--quiet", "--offline", "--python", base, str(folder)])
+    failed = ""
+    for argv in ways:
+        await asyncio.to_thread(shutil.rmtree, folder, True)
+        try:
+            done = await run_command(processes, argv, env={}, cwd=Path("/"), timeout_ms=VENV_MS)
+        except (OSError, TimeoutError) as why:
+            failed = str(why)
+            continue
+        if done.exit_code == 0:
+            return
+        failed = done.stderr_tail or done.stdout[-1000:].decode(errors="replace")
+    raise KernelUnavailable(
+        "No environment for kernels can be made. Install Python's venv module, or uv.",
+        python=base,
+        why=failed,
+    )
 
 
 def _fill(folder: Path, interpreter: Interpreter, before: Path) -> tuple[list[str], list[str]]:

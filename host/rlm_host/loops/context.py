@@ -3,16 +3,26 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 from rlm_protocol.loop_records import Accepted, Deferred, GenerationDone
 
-from .leases import Hold
 from .report import LoopGeneration, read_events
 from .stores.base import RunReader
 
 if TYPE_CHECKING:
     from .compute import ComputeController
+
+
+class Holding(Protocol):
+    """The right to work on a generation, as an attempt sees it."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the attempt should end."""
+
+    def check(self) -> None:
+        """Make sure that the right still is ours. Raises LeaseLost."""
 
 
 class History(Sequence[LoopGeneration]):
@@ -85,7 +95,7 @@ class LoopContext:
     deferred: tuple[Deferred, ...]
     history: History
     compute: "ComputeController | None"
-    _hold: Hold
+    _hold: Holding
     _charges: list[float] = field(default_factory=list)
 
     @property

@@ -69,7 +69,7 @@ class LoopKernel:
         self._lease_ms = lease_ms
         self._around = Surroundings(
             store=store,
-            gates=_named(gates),
+            gates=named(gates),
             decision_log=decision_log,
             telemetry=telemetry,
             compute=compute,
@@ -311,7 +311,7 @@ def _checked_id(run_id: str | None) -> str:
     return run_id
 
 
-def _named(gates: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:
+def named(gates: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:
     """Give each gate the name it is recorded under; the second of a name gets a number."""
     named: dict[str, Callable[..., Any]] = {}
     for gate in gates:

@@ -8,7 +8,7 @@ what they do must be idempotent for `(run_id, generation)`.
 import asyncio
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -42,6 +42,14 @@ class StepRunner(Protocol[Spec]):
         """Make an artifact live, or take it back. Raises whatever makes it a failed attempt."""
 
 
+@runtime_checkable
+class Metered(Protocol[Spec]):
+    """A place that knows what its steps cost, so that nobody has to believe what they say."""
+
+    async def spent(self, spec: Spec) -> float:
+        """Give what was spent there so far, in the unit of the runs' budgets."""
+
+
 Runners = Mapping[type[Any], StepRunner[Any]]
 """The places that a host offers, by the type of their description."""
 
@@ -60,8 +68,17 @@ def work_of(steps: Steps, runners: Runners) -> Work:
 
     async def step(context: LoopContext) -> LoopObservation:
         request = wire.LoopStepRequest(context=context_of(context))
-        work = runners[type(steps.step)].step(steps.step, request)
-        return observation_of(await unless_cancelled(context, work))
+        runner = runners[type(steps.step)]
+        if not isinstance(runner, Metered):
+            work = runner.step(steps.step, request)
+            return observation_of(await unless_cancelled(context, work))
+        before = await runner.spent(steps.step)
+        try:
+            seen = await unless_cancelled(context, runner.step(steps.step, request))
+        finally:  # a failed attempt is charged as well
+            metered = max(0.0, await runner.spent(steps.step) - before)
+            context.charge(metered)
+        return observation_of(msgspec.structs.replace(seen, cost=metered))
 
     async def apply(context: LoopContext, observation: LoopObservation) -> None:
         request = wire.LoopApplyRequest(

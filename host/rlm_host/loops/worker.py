@@ -150,9 +150,8 @@ class Worker:
             self._around.fault("loop.before_step")
             started_s = time.monotonic()
             try:
-                seen = _checked((yield UserCall(self._work.step, (context,))), started_s)
+                seen = observed((yield UserCall(self._work.step, (context,))), started_s)
                 record = seen.to_record()
-                _check_size(record)
             except Exception as why:
                 yield from self._fail("step", why, context, started_s, span)
             else:
@@ -187,13 +186,9 @@ class Worker:
         verdicts = []
         for name, gate in self._around.gates:
             try:
-                said = yield UserCall(gate, (context, seen))
-                if not isinstance(said, Verdict):
-                    raise TypeError(f"the gate gave {type(said).__name__}, not a Verdict")
-                verdicts.append(GateVerdict(gate=name, verdict=said.kind, note=said.note))
+                verdicts.append(judge(name, said=(yield UserCall(gate, (context, seen)))))
             except Exception as why:
-                note = f"{type(why).__name__}: {why}"[:ERROR_CHARS]
-                verdicts.append(GateVerdict(gate=name, verdict="error", note=note))
+                verdicts.append(judge(name, error=why))
         return tuple(verdicts)
 
     def _carry_out(self, decided: Intent, span: GenerationSpan) -> Logic[None]:
@@ -343,18 +338,36 @@ def _elapsed_ms(started_s: float) -> float:
     return (time.monotonic() - started_s) * 1000
 
 
-def _checked(seen: object, started_s: float) -> LoopObservation:
-    """Give what a step returned, with the time it took."""
+def observed(seen: object, started_s: float) -> LoopObservation:
+    """
+    Give what a step returned, with the time it took.
+
+    Raises:
+        TypeError: it is no observation, or its evidence no JSON value.
+        TooLarge: it is too large to record.
+    """
     if not isinstance(seen, LoopObservation):
         raise TypeError(f"the step gave {type(seen).__name__}, not a LoopObservation")
+    size = len(msgspec.json.encode(seen.to_record()))
+    if size > limits.RESULT_BYTES:
+        raise TooLarge(
+            "The observation is too large to record.", size_bytes=size, limit=limits.RESULT_BYTES
+        )
     if seen.elapsed_ms is None:
         return dataclasses.replace(seen, elapsed_ms=_elapsed_ms(started_s))
     return seen
 
 
-def _check_size(record: Any) -> None:
-    size = len(msgspec.json.encode(record))
-    if size > limits.RESULT_BYTES:
-        raise TooLarge(
-            "The observation is too large to record.", size_bytes=size, limit=limits.RESULT_BYTES
-        )
+def judge(gate: str, said: object = None, *, error: Exception | None = None) -> GateVerdict:
+    """
+    Give what a gate said as it is recorded; one that raised has said `error`.
+
+    Raises:
+        TypeError: the gate gave no Verdict.
+    """
+    if error is not None:
+        note = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        return GateVerdict(gate=gate, verdict="error", note=note)
+    if not isinstance(said, Verdict):
+        raise TypeError(f"the gate gave {type(said).__name__}, not a Verdict")
+    return GateVerdict(gate=gate, verdict=said.kind, note=said.note)

@@ -53,7 +53,8 @@ class Credentials:
     The keys that this host may use.
 
     `path` is auth.json; it is read again when it changes, by any process. `now_ms` is wall-clock
-    time in milliseconds since the epoch. Nothing is read before it is asked for.
+    time in milliseconds since the epoch. Nothing is read before it is asked for. `on_secret` is
+    told each secret before it is given out, so that no log shows it.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class Credentials:
         *,
         env: Mapping[str, str],
         now_ms: Callable[[], int],
+        on_secret: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._path = path
+        self._on_secret = on_secret
         self._providers = providers
         self._env = env
         self._now_ms = now_ms
@@ -81,7 +84,10 @@ class Credentials:
 
     def secret(self, provider: str) -> str | None:
         """Give the key to send, "" when none is needed, None when there is no usable one."""
-        return self._resolve(provider)[1]
+        secret = self._resolve(provider)[1]
+        if secret:
+            self._on_secret(secret)
+        return secret
 
     def reject(self, provider: str, secret: str) -> None:
         """Remember that the vendor refused this exact value: it is not used again."""

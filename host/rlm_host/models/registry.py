@@ -48,10 +48,13 @@ class Models:
         monotonic_ms: Callable[[], int],
         random: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        on_secret: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.settings = read_providers(tables, base_dir=base_dir)
         self.catalog = build_catalog(self.settings)
-        self.credentials = Credentials(auth_file, self.settings, env=env, now_ms=now_ms)
+        self.credentials = Credentials(
+            auth_file, self.settings, env=env, now_ms=now_ms, on_secret=on_secret
+        )
         self._monotonic_ms = monotonic_ms
         self._random = random
         self._sleep = sleep

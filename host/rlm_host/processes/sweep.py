@@ -22,8 +22,10 @@ from .ledger import Ledger, Owner, Started
 SPAWN_TAG = "RLM_SPAWN"
 """Variable that marks all descendants of one spawn. One that empties its environment is found by
 its parents only: as long as its guard, or the host that adopted it, lives."""
-ROUNDS = 100
+LIMIT_S = 2.0
 ROUND_S = 0.01
+EMPTY_LOOKS = 3
+"""One look is not enough: a process that lives on in ever new pids can hide from a single one."""
 Find = Callable[[dict[int, ProcessFact]], Collection[ProcessFact]]
 
 
@@ -93,27 +95,39 @@ def tagged(tag: str, table: dict[int, ProcessFact]) -> list[ProcessFact]:
 
 def kill_all(find: Find) -> list[int]:
     """
-    SIGKILL all that `find` finds, until it finds nothing; blocks for about 1 s at most.
+    SIGKILL all that `find` finds, until it finds nothing; blocks for about 2 s at most.
 
-    The tree is stopped before it is killed: what is stopped cannot fork, and a parent's death
-    cannot carry its children out of sight.
+    A tree is stopped before it is killed: what is stopped cannot fork, and a parent's death cannot
+    carry its children out of sight.
 
     Returns:
         The pids that were signalled.
     """
     spared = _ancestors()
     killed: set[int] = set()
-    for _ in range(ROUNDS):
-        stopped: set[int] = set()
-        while fresh := _found(find, spared | stopped):
-            _signal(fresh, signal.SIGSTOP)
-            stopped |= fresh
+    stopped: set[int] = set()
+    looks = 0
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        fresh = _found(find, spared | stopped)
+        _signal(fresh, signal.SIGSTOP)
+        stopped |= fresh
+        if fresh:
+            looks = 0
+            continue
         if not stopped:
-            break
+            looks += 1
+            if looks == EMPTY_LOOKS:
+                return sorted(killed)
+            continue
         _signal(stopped, signal.SIGKILL)
         killed |= stopped
+        stopped = set()
         time.sleep(ROUND_S)
-    return sorted(killed)
+    # It grows faster than it can be stopped: what is seen is killed at least.
+    left = _found(find, spared) | stopped
+    _signal(left, signal.SIGKILL)
+    return sorted(killed | left)
 
 
 def _found(find: Find, without: set[int]) -> set[int]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -79,7 +79,18 @@ class ClientAttachment:
         else:
             self._send(method, self._encode(method, payload))
 
-    async def request(self, method: str, params: Params) -> msgspec.Raw:
+    def tell(self, method: str, params: Mapping[str, Any]) -> None:
+        """Queue a notification of LSP, which has no row in the registry. Never dropped."""
+        self._send_body(method, self.peer.notify, params)
+
+    def ask(self, method: str, params: Mapping[str, Any] | None) -> None:
+        """Ask the client something whose answer says nothing."""
+        if not self.closed:
+            id_, body = self.peer.request(method, params)
+            self.peer.forget(id_)
+            self._send(method, encode_headers(body))
+
+    async def request(self, method: str, params: Params | Mapping[str, Any]) -> msgspec.Raw:
         """
         Ask the client; see `context.Attachment`.
 
@@ -170,11 +181,9 @@ class ClientAttachment:
         except UnicodeEncodeError:
             return encode_headers(self.peer.notify(method, _scrubbed(payload)))
 
-    def _send_body(
-        self, method: str, render: Callable[[str, Any], bytes], payload: msgspec.Struct
-    ) -> None:
+    def _send_body(self, method: str, render: Callable[[str, Any], bytes], payload: object) -> None:
         if not self.closed:
-            self._send(method, encode_headers(render(method, payload)), payload)
+            self._send(method, encode_headers(render(method, payload)))
 
     def _send(self, method: str, frame: bytes, payload: object = None) -> None:
         if self.closed:

@@ -19,6 +19,8 @@ from rlm_protocol.host import (
 from rlm_protocol.limits import CLIENT_IN_FLIGHT, CLIENT_MESSAGE_BYTES
 from rlm_protocol.methods import PROTOCOL_MAX, PROTOCOL_MIN, SCHEMA_REVISION
 
+from .lsp import server_capabilities
+
 LIFE_CYCLE = ("initialize", "shutdown")
 
 
@@ -72,7 +74,7 @@ def initialize_result(params: InitializeParams, offered: frozenset[str]) -> Init
         methods=tuple(sorted({*offered, *LIFE_CYCLE})),
         limits=Limits(max_message_bytes=CLIENT_MESSAGE_BYTES, max_in_flight=CLIENT_IN_FLIGHT),
     )
-    capabilities: dict[str, Any] = {"experimental": {"rlm": rlm}}
+    capabilities: dict[str, Any] = {**server_capabilities(params), "experimental": {"rlm": rlm}}
     return InitializeResult(
         capabilities=capabilities,
         server_info=ServerInfo(name="rlm-host", version=__version__),

@@ -41,6 +41,7 @@ from .attachment import ClientAttachment, internal_error
 from .capabilities import initialize_result
 from .context import Context, Handler
 from .endpoint import Endpoint
+from .lsp import Language
 from .services import Services
 
 SETTLE_S, DRAIN_S = 0.1, 0.3
@@ -94,6 +95,7 @@ class Connection:
             on_lost=lambda reason: self._end(reason, clean=reason != "slow"),
         )
         services.attachments.add(self.attachment)
+        self._language = Language(services, self.attachment)
 
     @property
     def peer(self) -> RpcPeer:
@@ -204,7 +206,8 @@ class Connection:
                 case Answered():
                     self.attachment.answered(event)
                 case Violation():
-                    log.warning("%s: %s", self.attachment.id, event.reason)
+                    level = logging.DEBUG if event.reply is None else logging.WARNING
+                    log.log(level, "%s: %s", self.attachment.id, event.reason)
                     if event.reply is not None:
                         self.attachment.reply_raw(event.reply)
         except Exception as bug:  # the connection goes on: its other requests have done no wrong
@@ -231,18 +234,22 @@ class Connection:
 
     def _dispatch(self, request: RequestReceived) -> None:
         row = METHODS.get(request.method)
-        if row is None or row.direction != "client":
+        params: Any = request.params
+        if (language := self._language.handler(request.method)) is not None:
+            handler = language
+        elif row is None or row.direction != "client":
             raise MethodNotFound(method=request.method[:200])
-        handler = self._handlers.get(row.name)
-        if handler is None:
+        elif row.name not in self._handlers:
             raise Unsupported(method=row.name)
-        params = decode_params(row, request.params)
+        else:
+            handler = self._handlers[row.name]
+            params = decode_params(row, request.params)
         scope = anyio.CancelScope()
         self._running[request.id] = scope
-        self._tasks.start_soon(self._run, request.id, row, handler, params, scope)
+        self._tasks.start_soon(self._run, request.id, request.method, handler, params, scope)
 
     async def _run(
-        self, id_: Id, row: Method, handler: Handler, params: Any, scope: anyio.CancelScope
+        self, id_: Id, name: str, handler: Handler, params: Any, scope: anyio.CancelScope
     ) -> None:
         """Run one request to its one answer."""
         after: list[Callable[[], None]] = []
@@ -252,11 +259,11 @@ class Connection:
                 if not scope.cancel_called:  # cancelled before it began: it never runs
                     context = Context(self._services, self.attachment, id_, after)
                     result = await handler(context, params)
-                    answer = functools.partial(self._respond, id_, row, result)
+                    answer = functools.partial(self._respond, id_, name, result)
         except RlmError as refusal:
             answer = functools.partial(self.attachment.fail, id_, refusal)
         except Exception as bug:
-            answer = functools.partial(self.attachment.fail, id_, internal_error(row.name, bug))
+            answer = functools.partial(self.attachment.fail, id_, internal_error(name, bug))
         finally:
             self._running.pop(id_, None)
             if not self.attachment.closed:
@@ -266,11 +273,11 @@ class Connection:
             if not self._running:
                 self._idle.set()
 
-    def _respond(self, id_: Id, row: Method, result: object) -> None:
+    def _respond(self, id_: Id, name: str, result: object) -> None:
         try:
             self.attachment.respond(id_, result)
         except (TypeError, ValueError) as bug:
-            self.attachment.fail(id_, internal_error(f"the result of {row.name}", bug))
+            self.attachment.fail(id_, internal_error(f"the result of {name}", bug))
 
     def _notified(self, event: NotificationReceived) -> None:
         match event.method:
@@ -278,8 +285,9 @@ class Connection:
                 self._end("exit", clean=self._shutdown)
             case "$/cancelRequest":
                 self._cancel(event.params)
-            case _:
+            case _ if self._initialized:
                 log.debug("%s: notification %s", self.attachment.id, event.method[:200])
+                self._language.notified(event.method, event.params)
 
     def _cancel(self, params: msgspec.Raw) -> None:
         try:
@@ -298,6 +306,7 @@ class Connection:
         params = decode_params(METHODS["initialize"], request.params)
         result = initialize_result(params, frozenset(self._handlers))
         self._initialized = True
+        self._language.initialize(params)
         self._on_initialize(params)
         return result
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rlm_protocol.base import Cursor
+from rlm_protocol.base import Cursor, Params
 from rlm_protocol.session import SessionResumeResult
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ class Feed:
         self._attachment = attachment
         self._holds = 0
         self._kept: list[tuple[str, msgspec.Struct]] = []
+        self._free = asyncio.Event()
+        self._free.set()
 
     def __call__(self, method: str, payload: msgspec.Struct) -> None:
         """Hear one notification."""
@@ -31,6 +33,7 @@ class Feed:
     def hold(self, context: "Context") -> None:
         """Keep everything until the request is answered."""
         self._holds += 1
+        self._free.clear()
         context.after_answer(self._release)
 
     def _release(self) -> None:
@@ -39,6 +42,12 @@ class Feed:
             kept, self._kept = self._kept, []
             for method, payload in kept:
                 self._attachment.notify(method, payload)
+            self._free.set()
+
+    async def ask(self, method: str, params: Params) -> msgspec.Raw:
+        """Ask the client, not before it has its own answers. Raises HostLost, RlmError."""
+        await self._free.wait()
+        return await self._attachment.request(method, params)
 
 
 class Feeds:

@@ -1,8 +1,8 @@
 """The clients of one host: the one on stdio, and those that come by socket."""
 
 import contextlib
+import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -14,7 +14,7 @@ from .context import Handler
 from .endpoint import Endpoint
 from .lifetime import Lifetime
 from .services import Services
-from .sockets import listening
+from .sockets import accepting
 
 IDLE_EXIT_S = 30 * 60
 """A host that was started for `attach --start` ends itself after so long with nothing to do."""
@@ -86,7 +86,7 @@ async def serve_stdio(
     services: Services,
     handlers: Mapping[str, Handler],
     lifetime: Lifetime,
-    socket: Path | None = None,
+    server: socket.socket | None = None,
     client_pid: int | None = None,
 ) -> int:
     """
@@ -94,15 +94,14 @@ async def serve_stdio(
 
     0 after `shutdown` and `exit`, or when the client is gone (end of stream, broken pipe, death of
     its process); 1 after an `exit` without `shutdown`, an unreadable header, or a client that was
-    too slow; 128 + n after signal n. Others may come by `socket` meanwhile.
+    too slow; 128 + n after signal n. Others may come by `server` meanwhile.
     """
-    async with anyio.create_task_group() as tasks, contextlib.AsyncExitStack() as block:
+    async with anyio.create_task_group() as tasks:
         hosting = Hosting(services, handlers, lifetime, tasks)
         hosting.follow(client_pid)
         connection = hosting.stdio(fds)
-        if socket is not None:
-            await block.enter_async_context(listening(socket, hosting.accept))
-        code = await lifetime.wait()
+        with accepting(server, hosting.accept) if server else contextlib.nullcontext():
+            code = await lifetime.wait()
         await connection.settle()
         await connection.close()
         tasks.cancel_scope.cancel()
@@ -110,27 +109,22 @@ async def serve_stdio(
 
 
 async def serve_socket(
-    socket: Path,
+    server: socket.socket,
     *,
     services: Services,
     handlers: Mapping[str, Handler],
     lifetime: Lifetime,
-    on_ready: Callable[[], None],
     idle_exit_s: float | None = None,
 ) -> int:
     """
-    Serve whoever comes by socket until a signal or `host/stop`; give the exit code.
+    Serve whoever comes by `server` until a signal; give the exit code.
 
     With `idle_exit_s` the host ends itself, with code 0, when nobody was attached and nothing ran
     for so long.
-
-    Raises:
-        Conflict, ConfigInvalid: there is no listening at `socket`.
     """
     async with anyio.create_task_group() as tasks:
         hosting = Hosting(services, handlers, lifetime, tasks)
-        async with listening(socket, hosting.accept):
-            on_ready()
+        with accepting(server, hosting.accept):
             if idle_exit_s is not None:
                 tasks.start_soon(_end_when_idle, services, lifetime, idle_exit_s)
             code = await lifetime.wait()

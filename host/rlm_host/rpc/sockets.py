@@ -15,8 +15,10 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+
+import msgspec
 
 from rlm_protocol.errors import ConfigInvalid, Conflict
 
@@ -60,10 +62,10 @@ def private_socket(env: Mapping[str, str], home: Path) -> Path:
     return runtime_dir(env) / f"{_digest(home)}-{os.getpid()}.sock"
 
 
-@contextlib.asynccontextmanager
-async def listening(path: Path, accept: Callable[[Endpoint], None]) -> AsyncIterator[Path]:
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
     """
-    Listen at `path` for the length of the block; give each client of our own user to `accept`.
+    Own a listening socket at `path` for the length of the block.
 
     Raises:
         Conflict: a living host listens there.
@@ -73,14 +75,22 @@ async def listening(path: Path, accept: Callable[[Endpoint], None]) -> AsyncIter
         raise ConfigInvalid(f"The socket's path is longer than {PATH_BYTES} bytes: {path}.")
     with _locked(path):
         server = _bound(path)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(server.fileno(), _accept, server, accept)
         try:
-            yield path
+            yield server
         finally:
-            loop.remove_reader(server.fileno())
             server.close()
-            _remove(path)
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def accepting(server: socket.socket, accept: Callable[[Endpoint], None]) -> Iterator[None]:
+    """Give each client of our own user to `accept`, on this loop, for the length of the block."""
+    loop = asyncio.get_running_loop()
+    loop.add_reader(server.fileno(), _accept, server, accept)
+    try:
+        yield
+    finally:
+        loop.remove_reader(server.fileno())
 
 
 def connect(path: Path) -> socket.socket:
@@ -94,38 +104,41 @@ def connect(path: Path) -> socket.socket:
     return sock
 
 
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-
-
 def _accept(server: socket.socket, accept: Callable[[Endpoint], None]) -> None:
     try:
         client, _ = server.accept()
     except OSError as why:  # gone again, or no descriptors left: the listener itself is well
         log.warning("a client could not be accepted: %s", why)
         return
-    uid = _uid_of(client)
-    if uid not in (None, os.getuid()):
-        log.warning("refused a client of user %s", uid)
+    peer = peer_of(client)
+    if peer is not None and peer.uid != os.getuid():
+        log.warning("refused a client of user %d", peer.uid)
         client.close()
         return
     accept(Endpoint.of_socket(client))
 
 
-def _uid_of(client: socket.socket) -> int | None:
-    """Give the peer's uid, None where the machine does not tell (the folder is private)."""
-    if hasattr(socket, "SO_PEERCRED"):
-        ucred = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        uid: int = struct.unpack("3i", ucred)[1]
-        return uid
-    return None
+class Peer(msgspec.Struct, frozen=True):
+    """Who is at the other end of a socket: whoever connected, or whoever listened."""
+
+    pid: int
+    uid: int
+
+
+def peer_of(sock: socket.socket) -> Peer | None:
+    """Ask the kernel; None where the machine does not tell (the folder is private all the same)."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    ucred = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", ucred)
+    return Peer(pid, uid)
 
 
 def _bound(path: Path) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _remove(path)  # whoever made it is dead: we hold its lock
-        old = os.umask(0o077)
+        path.unlink(missing_ok=True)  # whoever made it is dead: we hold its lock
+        old = os.umask(0o177)
         try:
             server.bind(os.fspath(path))
         finally:

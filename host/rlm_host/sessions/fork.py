@@ -1,14 +1,18 @@
-"""Copying a journal's prefix into a new journal. Blocks; run it in a thread."""
+"""Forking a session: the new header, and the copy of a journal's prefix, which blocks."""
 
 import os
 from collections.abc import Iterator
 
-from rlm_protocol import child
+import msgspec
+
+from rlm_protocol import __version__, child
 from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, StoreCorrupt
+from rlm_protocol.limits import NAME_CHARS
 
 from ..paths import Directory
 from .recovery import read
+from .state import SessionState
 
 LEFT_BEHIND = (
     r.SessionOpened,
@@ -29,6 +33,28 @@ LEFT_BEHIND = (
     child.BudgetWarned,
 )
 """Facts of the old session that are none of the new one: name, keys, what waits, others' money."""
+
+
+def fork_header(
+    source: SessionState, session_id: str, *, name: str | None, turn_id: str | None
+) -> r.SessionOpened:
+    """Give the header of a fork: a root session with the source's prompt and options."""
+    return msgspec.structs.replace(
+        source.opened,
+        session_id=session_id,
+        name=name or f"{source.name} (fork)"[:NAME_CHARS],
+        prompt=source.prompt,
+        parent=None,
+        fork=r.ForkOrigin(
+            session_id=source.id,
+            turn_id=turn_id,
+            seq=source.seq,
+            kernel="lost" if source.kernel else "none",
+        ),
+        host_version=__version__,
+        key=None,
+        request=None,
+    )
 
 
 def copy_prefix(

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rlm_protocol.errors import RlmError
 from rlm_protocol.session import Session
 
 from .. import paths
@@ -24,11 +25,12 @@ from .state import SessionState
 log = logging.getLogger(__name__)
 
 NAME = "index.sqlite3"
-SCHEMA = 1
+SCHEMA = 2
+ROWS_AT_ONCE = 500
 _CREATE = f"""
 create table if not exists session(
   id text primary key, parent_id text, folder text not null, key text, request text,
-  name text not null, archived int not null, deleted int not null, created_at_ms int not null,
+  words text not null, archived int not null, deleted int not null, created_at_ms int not null,
   size_bytes int not null, mtime_ns int not null, view blob not null
 ) without rowid;
 create index if not exists page on session(parent_id, deleted, archived, created_at_ms desc, id);
@@ -39,7 +41,7 @@ _PUT = "insert or replace into session values (?,?,?,?,?,?,?,?,?,?,?,?)"
 _PAGE = """
 select id, folder, created_at_ms, size_bytes, mtime_ns, view from session
 where parent_id is null and deleted = 0 and archived = ?
-  and (created_at_ms, id) < (?, ?) and (? = '' or instr(lower(name || ' ' || view), ?) > 0)
+  and (created_at_ms, id) < (?, ?) and instr(words, ?) > 0
 order by created_at_ms desc, id desc limit ?
 """
 
@@ -60,7 +62,12 @@ class Index:
         self._home = home
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._reconciled = False
+        self._stopped = False
+        self._new = False  # whether the file knows nothing yet
+
+    def stop(self) -> None:
+        """Have a look through all journals end soon. Does not block."""
+        self._stopped = True
 
     def close(self) -> None:
         """Close the file."""
@@ -94,7 +101,7 @@ class Index:
 
     def created_by(self, key: str) -> tuple[str, str] | None:
         """Give id and request digest of the session that was created with an idempotency key."""
-        self._reconcile_once()
+        self._reconcile_new()
         with self._open() as connection:
             query = "select id, request from session where key = ?"
             row = connection.execute(query, (key,)).fetchone()
@@ -110,11 +117,10 @@ class Index:
         live: Mapping[str, Session],
     ) -> list[Row]:
         """Give root sessions, newest first, as they are in `live` or in their journals now."""
-        self._reconcile_once()
+        self._reconcile_new()
         at_ms, before_id = before or (2**62, "")
-        asked = search.lower()
         with self._open() as connection:
-            arguments = (archived, at_ms, before_id, asked, asked, limit)
+            arguments = (archived, at_ms, before_id, search.lower(), limit)
             found = connection.execute(_PAGE, arguments).fetchall()
         rows = [self._fresh(live.get(row[0]), *row) for row in found]
         return [row for row in rows if row is not None]
@@ -124,17 +130,34 @@ class Index:
         with self._open() as connection:
             query = "select id, folder, size_bytes, mtime_ns from session"
             known = {row[0]: row[1:] for row in connection.execute(query)}
+        rows: list[tuple[Any, ...]] = []
         for path, found in self._journals():
             session_id = path.name.removesuffix(".jsonl")
             was = known.pop(session_id, None)
-            if was != (self._relative(path.parent), found.st_size, found.st_mtime_ns):
-                self._read(session_id, path.parent)
+            if self._stopped:
+                return
+            if was == (self._relative(path.parent), found.st_size, found.st_mtime_ns):
+                continue
+            if (state := self._fold(session_id, path.parent)) is not None:
+                view = self._view(state, path.parent)
+                rows.append(_row(state, view, self._relative(path.parent), found))
+            if len(rows) == ROWS_AT_ONCE:
+                self._put(rows)
+        self._put(rows)
         with self._open() as connection:
             connection.executemany("delete from session where id = ?", [(one,) for one in known])
-        self._reconciled = True
+        self._new = False
 
-    def _reconcile_once(self) -> None:
-        if not self._reconciled:
+    def _put(self, rows: list[tuple[Any, ...]]) -> None:
+        with self._open() as connection:
+            connection.executemany(_PUT, rows)
+        rows.clear()
+
+    def _reconcile_new(self) -> None:
+        """Fill a file that knows nothing yet; one that does is looked through beside."""
+        with self._open():
+            new = self._new
+        if new:
             self.reconcile()
 
     def _journals(self) -> Iterator[tuple[Path, os.stat_result]]:
@@ -173,21 +196,11 @@ class Index:
         return None
 
     def _read(self, session_id: str, folder: Path) -> Row | None:
-        """Fold one journal and remember it; one that cannot be read is left out, and logged."""
-        from rlm_protocol.errors import RlmError
-
-        try:
-            with paths.Directory.open(folder) as directory:
-                state, _ = peek(directory, f"{session_id}.jsonl")
-        except (OSError, RlmError) as why:
-            log.warning("session %s is not listed: %s", session_id, why)
+        """Fold one journal and remember it; None when it is not to be listed."""
+        state = self._fold(session_id, folder)
+        if state is None:
             return None
-        view = state.view(
-            journal_path=str(folder / f"{session_id}.jsonl"),
-            artifacts_path=str(
-                folder if state.opened.parent else paths.artifacts(self._home, session_id)
-            ),
-        )
+        view = self._view(state, folder)
         self.put(state, view, folder)
         if state.deleted:
             return None
@@ -197,6 +210,19 @@ class Index:
             created_at_ms=view.created_at_ms,
             view=view,
         )
+
+    def _fold(self, session_id: str, folder: Path) -> SessionState | None:
+        """Fold one journal; one that cannot be read is left out, and logged."""
+        try:
+            with paths.Directory.open(folder) as directory:
+                return peek(directory, f"{session_id}.jsonl")[0]
+        except (OSError, RlmError) as why:
+            log.warning("session %s is not listed: %s", session_id, why)
+            return None
+
+    def _view(self, state: SessionState, folder: Path) -> Session:
+        own = folder if state.opened.parent else paths.artifacts(self._home, state.id)
+        return state.view(journal_path=str(folder / f"{state.id}.jsonl"), artifacts_path=str(own))
 
     def _relative(self, folder: Path) -> str:
         return str(folder.relative_to(self._home))
@@ -222,6 +248,7 @@ class Index:
                 connection = apsw.Connection(str(path))
                 connection.set_busy_timeout(2000)
                 version = connection.execute("pragma user_version").fetchone()[0]
+                self._new = version == 0
                 if version not in (0, SCHEMA):
                     raise apsw.CorruptError(f"schema {version}")
                 connection.execute("pragma journal_mode = wal; pragma synchronous = off")
@@ -240,14 +267,14 @@ class Index:
 
 
 def _row(state: SessionState, view: Session, folder: str, found: os.stat_result) -> tuple[Any, ...]:
-    opened = state.opened
+    opened, labels = state.opened, (state.options.labels or {}).values()
     return (
         view.id,
         view.parent_id,
         folder,
         opened.key,
         opened.request,
-        view.name,
+        " ".join((view.name, view.cwd, view.model, view.id, *labels)).lower(),
         view.archived,
         state.deleted,
         view.created_at_ms,

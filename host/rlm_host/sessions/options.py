@@ -17,9 +17,7 @@ FILE = "AGENTS.md"
 def merged(old: SessionOptions, new: SessionOptions) -> SessionOptions:
     """Give `old` with every field that `new` gives; also a child's inheritance."""
     given = {
-        name: getattr(new, name)
-        for name in new.__struct_fields__
-        if getattr(new, name) != getattr(SessionOptions(), name)
+        name: getattr(new, name) for name in new.__struct_fields__ if getattr(new, name) is not None
     }
     return msgspec.structs.replace(old, **given)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlm_protocol import records as r
+from rlm_protocol.base import Cursor
 from rlm_protocol.errors import TurnBusy, TurnMismatch, TurnNotActive
 from rlm_protocol.host import ArtifactReadResult
 from rlm_protocol.item import Item, UserMessage
@@ -17,6 +18,7 @@ from rlm_protocol.session import (
     Budget,
     SessionOptions,
     SessionQuiet,
+    SessionResumeResult,
     Thinking,
 )
 from rlm_protocol.session import SessionClosed as ClosedNotice
@@ -26,6 +28,7 @@ from ..kernels.cell import SnapshotReport
 from ..kernels.recipe import Recipe
 from ..models.catalog import check_thinking
 from ..paths import Directory
+from .approvals import Approvals
 from .artifacts import read_piece
 from .cells import Cells, execute_result
 from .lease import Lease
@@ -38,6 +41,7 @@ from .recovery import Recovered
 from .requests import Requests
 from .schema import check_schema
 from .state import closing_records
+from .subscriptions import Listener
 from .turn import Turn
 
 END_S = 2.0
@@ -73,6 +77,7 @@ class SessionActor(Recorded):
             artifacts_path=artifacts_path,
         )
         self.cells = Cells(self)
+        self.approvals = Approvals(self)
         self._lease, self._env = lease, env
         self._on_changed, self._on_closed = on_changed, on_closed
         self._requests = Requests(self)
@@ -349,6 +354,14 @@ class SessionActor(Recorded):
         )
         return saved
 
+    def inherited(self) -> SessionOptions:
+        """Give the options with the values of variables: what a child starts from."""
+        options = self.state.options
+        if options.recipe is None:
+            return options
+        recipe = msgspec.structs.replace(options.recipe, env=self._env or None)
+        return msgspec.structs.replace(options, recipe=recipe)
+
     def _make_kernel(self) -> Kernel:
         opened, recipe = self.state.opened, self.state.options.recipe
         return self._shared.kernels(
@@ -378,7 +391,11 @@ class SessionActor(Recorded):
         await self._on_changed(self)
 
     async def configure(self, options: SessionOptions) -> None:
-        """Change the fields of the options that are given; a new recipe serves the next kernel."""
+        """
+        Change the fields of the options that are given.
+
+        Another recipe ends the running kernel, with a snapshot; the next cell starts one by it.
+        """
         prompt = None
         if options.instructions is not None:
             prompt, _ = await self.in_thread(
@@ -389,6 +406,9 @@ class SessionActor(Recorded):
         await self.append(
             r.SessionConfigured(options=public(whole), env_names=tuple(self._env), prompt=prompt)
         )
+        if options.recipe is not None:
+            await self.kernel.aclose()
+            self.kernel = self._make_kernel()
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
@@ -410,6 +430,12 @@ class SessionActor(Recorded):
     ) -> T:
         """Run a mutating request once per idempotency key; see `Requests.once`."""
         return await self._requests.once(key, method, params, run)
+
+    async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
+        """As `Recorded.attach`; then whatever waits for a person is put to the client, too."""
+        resumed = await super().attach(listener, cursor)
+        self.approvals.ask_again(listener)
+        return resumed
 
     # --- life ---
 

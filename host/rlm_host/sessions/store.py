@@ -20,7 +20,6 @@ from rlm_protocol.errors import (
     SessionClosed,
     SessionNotFound,
 )
-from rlm_protocol.item import Item
 from rlm_protocol.session import (
     SessionCreateParams,
     SessionForkParams,
@@ -37,14 +36,16 @@ from ..models.catalog import check_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
 from .files import Files
-from .fork import copy_prefix
+from .fork import copy_prefix, fork_header
 from .index import Index
 from .journal import store_error
-from .lease import Holder, Lease
+from .lease import Holder
+from .opening import Opened, erase, open_journal, verify_opened
 from .options import composed, env_of, public
+from .pages import items_cursor, items_page, page_cursor
 from .ports import Fold, KernelFactory, Models, SessionPorts
 from .recorded import Environment
-from .recovery import Recovered, checkpoint_name, peek, read, recover, verify
+from .recovery import peek
 from .requests import digest_of
 from .session import SessionActor
 from .state import SessionState
@@ -52,20 +53,14 @@ from .state import SessionState
 log = logging.getLogger(__name__)
 
 THREADS = 8
+VERIFY_AFTER_MS = 2000
+"""What a checkpoint stood for is verified after the first questions have been answered."""
 T = TypeVar("T")
 
 
 def fresh_id(prefix: str) -> str:
     """Give an id that nobody has."""
     return f"{prefix}_{secrets.token_hex(8)}"
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """An open journal: its folder, its lock, and its fold."""
-
-    directory: Directory
-    lease: Lease
-    recovered: Recovered
 
 
 class SessionStore:
@@ -115,6 +110,8 @@ class SessionStore:
         self._opening: dict[str, asyncio.Future[SessionActor]] = {}
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
+        self._verifying: set[asyncio.Future[None]] = set()
+        self._looked_through = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -206,7 +203,7 @@ class SessionStore:
         """Write a new journal and open it."""
         folder = self._folder(header)
 
-        def write() -> _Found:
+        def write() -> Opened:
             prompt, files = composed(self._home, header, header.options.instructions)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
@@ -216,7 +213,7 @@ class SessionStore:
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, write), folder, env)
-        await actor.start([])
+        await self._start(actor, [])
         await self._remember(actor)
         return actor
 
@@ -259,9 +256,11 @@ class SessionStore:
             found.lease.release()
             found.directory.close()
             raise
-        await actor.start(damage)
+        await self._start(actor, damage)
         if found.recovered.from_seq:
-            self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            verifying = self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            self._verifying.add(verifying)
+            verifying.add_done_callback(self._verifying.discard)
         return actor
 
     async def _folder_of(self, session_id: str) -> Path:
@@ -275,33 +274,15 @@ class SessionStore:
     def _make_folds(self) -> dict[str, Fold]:
         return {key: make() for key, make in self._shared.ports.folds.items()}
 
-    def _open_journal(self, session_id: str, folder: Path) -> _Found:
-        """Lock and fold a journal. Blocks."""
-        name = f"{session_id}.jsonl"
-        now_ms = self._shared.clock.now_ms()
-        holder = Holder(owner=this_process(), since_ms=now_ms, socket=self._socket)
-        directory = Directory.open(folder)
-        try:
-            lease = Lease.take(directory, name, holder)
-            try:
-                recovered = recover(
-                    directory,
-                    name,
-                    files=self._shared.files,
-                    make_folds=self._make_folds,
-                )
-            except BaseException:
-                lease.release()
-                raise
-        except FileNotFoundError:
-            directory.close()
-            raise SessionNotFound(session_id=session_id) from None
-        except BaseException:
-            directory.close()
-            raise
-        return _Found(directory, lease, recovered)
+    def _open_journal(self, session_id: str, folder: Path) -> Opened:
+        holder = Holder(
+            owner=this_process(), since_ms=self._shared.clock.now_ms(), socket=self._socket
+        )
+        return open_journal(
+            folder, session_id, holder, files=self._shared.files, make_folds=self._make_folds
+        )
 
-    def _make(self, found: _Found, folder: Path, env: dict[str, str]) -> SessionActor:
+    def _make(self, found: Opened, folder: Path, env: dict[str, str]) -> SessionActor:
         header = found.recovered.state.opened
         actor = SessionActor(
             self._shared,
@@ -317,21 +298,26 @@ class SessionStore:
         self._loaded[actor.id] = actor
         return actor
 
-    async def _verify(self, actor: SessionActor, found: _Found, folder: Path) -> None:
+    async def _start(self, actor: SessionActor, damage: list[r.DamageFound]) -> None:
+        """Have a session recover and begin; one that cannot is let go again."""
+        try:
+            await actor.start(damage)
+        except BaseException:
+            await actor.close()
+            raise
+
+    async def _verify(self, actor: SessionActor, found: Opened, folder: Path) -> None:
         """Read what the checkpoint stood for, after the session has been handed out."""
-        name, place = f"{actor.id}.jsonl", found.recovered.place
+        await self._shared.clock.sleep(VERIFY_AFTER_MS)
+        if actor.closing:
+            return
         known = list(actor.state.damage)
-
-        def check() -> list[r.DamageFound] | None:
-            with Directory.open(folder) as directory:
-                damage = verify(directory, name, place, known)
-                if damage is None:
-                    directory.remove(checkpoint_name(name))
-                return damage
-
-        damage = await self._thread_on(folder, check)
+        damage = await self._thread_on(
+            folder,
+            lambda: verify_opened(folder, actor.id, found.recovered.place, known),
+        )
         if damage is None:
-            log.error("the checkpoint of %s was made from another journal", name)
+            log.error("the checkpoint of %s was made from another journal", actor.id)
             await actor.close(reason="shutdown")
         elif damage and not actor.closing:
             await actor.append(*damage)
@@ -357,7 +343,8 @@ class SessionStore:
 
     async def list(self, params: SessionListParams) -> SessionListResult:
         """Give a page of root sessions, newest first. Raises InvalidParams for a foreign cursor."""
-        before = _page_cursor(params.cursor)
+        before = page_cursor(params.cursor)
+        self._look_through()
         live = {actor.id: actor.view() for actor in self._loaded.values()}
         rows = await self._thread_on(
             paths.sessions(self._home),
@@ -374,31 +361,17 @@ class SessionStore:
         cursor = f"{rows[-1].created_at_ms}.{rows[-1].id}" if more else None
         return SessionListResult(sessions=tuple(row.view for row in rows), next_cursor=cursor)
 
+    def _look_through(self) -> None:
+        """Have the index look at every journal, once and beside: others may have written some."""
+        if not self._looked_through:
+            self._looked_through = True
+            self._own(self._thread(self._index.reconcile))
+
     async def items(self, params: SessionItemsParams) -> SessionItemsResult:
         """Give a page of a session's items, in the order in which they were completed."""
         actor = await self.get(params.session_id)
-        offset, after_seq = _items_cursor(params.cursor)
-        upto, folder = actor.state.seq, actor.folder
-
-        def collect() -> SessionItemsResult:
-            items: list[Item] = []
-            with Directory.open(folder) as directory:
-                name = f"{params.session_id}.jsonl"
-                for found in read(directory, name, offset=offset, after_seq=after_seq):
-                    record = found.entry.record
-                    if found.entry.seq > upto:
-                        break
-                    if not isinstance(record, r.ItemCompleted):
-                        continue
-                    if params.turn_id is not None and record.item.turn_id != params.turn_id:
-                        continue
-                    if len(items) == params.limit:
-                        place = f"{found.offset}.{found.entry.seq - 1}"
-                        return SessionItemsResult(items=tuple(items), next_cursor=place)
-                    items.append(record.item)
-            return SessionItemsResult(items=tuple(items))
-
-        return await self._thread_on(folder, collect)
+        place, upto, folder = items_cursor(params.cursor), actor.state.seq, actor.folder
+        return await self._thread_on(folder, lambda: items_page(folder, params, place, upto))
 
     # --- fork, delete ---
 
@@ -411,27 +384,13 @@ class SessionStore:
             StoreCorrupt: the journal is damaged before that place.
         """
         source = await self.get(params.session_id)
-        state, opened = source.state, source.state.opened
-        turn_id = params.at_turn_id or state.last_turn_id
-        header = msgspec.structs.replace(
-            opened,
-            session_id=self._shared.new_id("ses"),
-            name=params.name or f"{state.name} (fork)"[:64],
-            prompt=state.prompt,
-            parent=None,
-            fork=r.ForkOrigin(
-                session_id=source.id,
-                turn_id=turn_id,
-                seq=state.seq,
-                kernel="lost" if state.kernel else "none",
-            ),
-            host_version=__version__,
-            key=None,
-            request=None,
+        turn_id = params.at_turn_id or source.state.last_turn_id
+        header = fork_header(
+            source.state, self._shared.new_id("ses"), name=params.name, turn_id=turn_id
         )
         folder, now_ms = self._folder(header), self._shared.clock.now_ms()
 
-        def copy() -> _Found:
+        def copy() -> Opened:
             with Directory.open(source.folder) as origin, Directory.open(folder) as target:
                 copy_prefix(
                     origin,
@@ -440,13 +399,13 @@ class SessionStore:
                     f"{header.session_id}.jsonl",
                     header=header,
                     turn_id=turn_id,
-                    damage=list(state.damage),
+                    damage=list(source.state.damage),
                     at_ms=now_ms,
                 )
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
-        await actor.start([])
+        await self._start(actor, [])
         await self._remember(actor)
         return actor
 
@@ -475,6 +434,9 @@ class SessionStore:
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
             await asyncio.gather(*(one.close() for one in loaded if one.depth == deepest))
+        self._index.stop()
+        for task in self._verifying:
+            task.cancel()
         if self._background:
             await asyncio.wait(tuple(self._background))
         await self._thread(self._index.close)
@@ -482,6 +444,8 @@ class SessionStore:
 
     async def _forget(self, actor: SessionActor) -> None:
         self._loaded.pop(actor.id, None)
+        if actor.state.opened.ephemeral and actor.depth == 0:
+            await self._thread(erase, actor.folder, actor.id, actor.artifacts_path)
         await self._remember(actor)
 
     async def _remember(self, actor: SessionActor) -> None:
@@ -525,21 +489,3 @@ class SessionStore:
             return await self._thread(work)
         except OSError as why:
             raise store_error(why, why.filename or str(path)) from why
-
-
-def _page_cursor(cursor: str | None) -> tuple[int, str] | None:
-    if cursor is None:
-        return None
-    at_ms, dot, session_id = cursor.partition(".")
-    if not (at_ms.isdecimal() and len(at_ms) < 18 and dot and paths.is_id(session_id)):
-        raise InvalidParams("This is no cursor of session/list.", path="$.cursor")
-    return int(at_ms), session_id
-
-
-def _items_cursor(cursor: str | None) -> tuple[int, int]:
-    if cursor is None:
-        return 0, 0
-    offset, dot, seq = cursor.partition(".")
-    if not (offset.isdecimal() and dot and seq.isdecimal() and len(cursor) < 40):
-        raise InvalidParams("This is no cursor of session/items.", path="$.cursor")
-    return int(offset), int(seq)

@@ -23,7 +23,7 @@ from rlm_protocol.errors import (
     ProviderFailed,
     RlmError,
 )
-from rlm_protocol.item import ErrorItem, Notice, ToolCall
+from rlm_protocol.item import CellError, ErrorItem, Notice, ReplCell, ToolCall
 from rlm_protocol.usage import Usage
 
 from ..models.provider import Message, ProviderError, Request
@@ -224,6 +224,8 @@ class Turn:
         if call.name != PYTHON.name or not isinstance(code, str) or len(call.arguments) != 1:
             await self._refuse(call)
             return
+        if not await self._allowed(call, code):
+            return
         run = await self._session.cells.run(
             code,
             item_id=self._session.new_id("cell"),
@@ -235,6 +237,32 @@ class Turn:
         if isinstance(run.failure, KernelUnavailable):
             raise run.failure
         self._check()
+
+    async def _allowed(self, call: r.ToolUse, code: str) -> bool:
+        """Ask a person where the options want it; a cell that is not allowed is recorded so."""
+        session = self._session
+        approvals = session.state.options.approvals
+        if approvals is None or approvals.cells != "ask":
+            return True
+        ruling = await session.approvals.ask("cell", {"code": code}, interrupt=self.interrupt)
+        self._check()
+        if ruling.decision == "allow":
+            return True
+        text = f"The cell was not run: a person did not allow it ({ruling.decision})."
+        if ruling.reason:
+            text = f"{text} {ruling.reason}"
+        now_ms = session.clock.now_ms()
+        item = ReplCell(
+            id=session.new_id("cell"),
+            turn_id=self.turn_id,
+            status="failed",
+            code=code,
+            error=CellError(ename="NotAllowed", evalue=text),
+            started_at_ms=now_ms,
+            completed_at_ms=now_ms,
+        )
+        await session.append(r.ItemCompleted(item=item, shown=text, call_id=call.id))
+        return False
 
     async def _refuse(self, call: r.ToolUse) -> None:
         now_ms = self._session.clock.now_ms()

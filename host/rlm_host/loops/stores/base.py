@@ -219,6 +219,16 @@ class RunStore(RunReader, Protocol):
     def release(self, lease: Lease) -> None:
         """End the lease, if it still is this one's. The run stays as it is."""
 
+    def adopt(self, row: RunRow, history: Sequence[EventRow]) -> bool:
+        """
+        Take over a run of another store with all its events as they are, and nobody as its owner.
+
+        `history` is complete and `row.head` its fold. Returns False when it was already there.
+
+        Raises:
+            Conflict: the id belongs to a run with another history.
+        """
+
     def prune(self, *, before_ms: int, limit: int = 100) -> int:
         """Delete at most `limit` terminal runs last changed before then; give how many."""
 
@@ -228,3 +238,6 @@ class RunStore(RunReader, Protocol):
 
         A call that raises does not touch the others; its exception is its result.
         """
+
+    def close(self) -> None:
+        """Give back what is open; the next call opens it again."""

@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from rlm_protocol import loop_records as records
-from rlm_protocol.errors import ConfigInvalid, Conflict, LeaseHeld, LeaseLost, StoreCorrupt
+from rlm_protocol.errors import LeaseLost, RunNotFound
 from rlm_protocol.loop import RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
@@ -32,16 +32,25 @@ from .base import (
     RunRow,
 )
 from .group_commit import Fault, GroupCommit, no_fault
+from .rows import (
+    before,
+    check_same_history,
+    check_same_run,
+    checksum,
+    held,
+    not_completed,
+    page_of,
+)
 from .sqlite_file import BUSY_MS, open_file, store_errors
 from .sqlite_rows import (
     LAYOUT,
-    StoredRun,
-    checksum,
+    SqliteRun,
     copy_beginning,
     find_event,
     find_run,
     find_runs,
     insert_events,
+    insert_history,
     insert_run,
     is_half_done,
     leave,
@@ -135,16 +144,25 @@ class SqliteRunStore:
             source = find_run(db, parent)
             last = find_event(db, source, f"generation:{generation}")
             if last is None:
-                raise ConfigInvalid(
-                    f"Run {parent} has not completed generation {generation}.",
-                    field="generation",
-                    allowed=f"a completed one, before {source.to_row().head.generation}",
-                    got=repr(generation),
-                )
+                raise not_completed(parent, generation, source.to_row().head.generation)
             if not self._create(db, run_id, submitted):
                 return False
             copy_beginning(db, source, find_run(db, run_id), last.seq)
             return True
+
+        return self._here().writer.write(work)
+
+    def adopt(self, row: RunRow, history: Sequence[EventRow]) -> bool:
+        """Take over a run of another store. See `RunStore.adopt`."""
+
+        def work(db: apsw.Connection) -> bool:
+            try:
+                run = find_run(db, row.run_id)
+            except RunNotFound:
+                insert_history(db, row, history)
+                return True
+            check_same_history(row.run_id, list(read_events(db, run, 0)), history)
+            return False
 
         return self._here().writer.write(work)
 
@@ -155,11 +173,7 @@ class SqliteRunStore:
             (run_id,),
         ).get
         if there is not None:
-            if there != records.encode(submitted):
-                raise Conflict(
-                    f"Run {run_id} exists with another configuration, step or origin.",
-                    run_id=run_id,
-                )
+            check_same_run(run_id, there, submitted)
             return False
         insert_run(db, run_id, submitted, self._now_ms())
         return True
@@ -191,23 +205,11 @@ class SqliteRunStore:
         limit: int = PAGE,
     ) -> Page:
         """Give a page of runs. See `RunReader.list`."""
-        before = int(cursor) if cursor is not None and cursor.isdecimal() else 2**63 - 1
-        where: dict[str, str | int] = {"id<?": before}
+        where: dict[str, str | int] = {"id<?": before(cursor)}
         given = {"tenant=?": tenant, "workspace=?": workspace, "status=?": status}
         where |= {name: value for name, value in given.items() if value is not None}
         with self._read() as db:
-            found = find_runs(db, where, limit + 1)
-        runs, damaged = [], []
-        for run in found[:limit]:
-            try:
-                runs.append(run.to_row())
-            except StoreCorrupt:
-                damaged.append(run.run_id)
-        return Page(
-            runs=tuple(runs),
-            damaged=tuple(damaged),
-            cursor=str(found[limit - 1].id) if len(found) > limit else None,
-        )
+            return page_of(find_runs(db, where, limit + 1), limit)
 
     def health(self, *, deep: bool = False) -> Health:
         """Look at the file; `deep` reads every page. See `RunReader.health`."""
@@ -234,11 +236,7 @@ class SqliteRunStore:
             if run.status != "running":
                 return None
             if self._is_owned(run):
-                raise LeaseHeld(
-                    f"Worker {run.owner} holds run {run_id}; it is free when that worker ends.",
-                    run_id=run_id,
-                    owner=run.owner,
-                )
+                raise held(run_id, run.owner)
             token, claims = run.token + 1, run.claims + 1
             db.execute(
                 "UPDATE runs SET token=?, owner=?, process=?, boot=?, expires_ms=?, claims=?"
@@ -338,7 +336,7 @@ class SqliteRunStore:
         return self._here().writer.write(work)
 
     def _request(
-        self, db: apsw.Connection, run: StoredRun, action: ControlAction, reason: str
+        self, db: apsw.Connection, run: SqliteRun, action: ControlAction, reason: str
     ) -> None:
         match action:
             case "cancel":
@@ -404,7 +402,7 @@ class SqliteRunStore:
     def _expiry(self, ttl_ms: int) -> int:
         return self._monotonic_ms() + ttl_ms
 
-    def _is_owned(self, run: StoredRun) -> bool:
+    def _is_owned(self, run: SqliteRun) -> bool:
         """Tell whether somebody lives who may write to the run."""
         if run.owner is None or run.process is None or run.expires_ms is None:
             return False
@@ -416,7 +414,7 @@ class SqliteRunStore:
         return not liveness.is_dead(self._owners, run.process)
 
 
-def _fenced(run: StoredRun, lease: Lease) -> StoredRun:
+def _fenced(run: SqliteRun, lease: Lease) -> SqliteRun:
     """Give the run if the lease is still its own. The token decides, never a clock."""
     if run.token != lease.token or run.owner is None or run.status != "running":
         raise _lost(lease)

@@ -1,18 +1,17 @@
 """The tables of the SQLite run store, and its lines as typed rows."""
 
-import zlib
 from collections.abc import Iterator, Sequence
 
 import apsw
-import msgspec
 
 from rlm_protocol import loop_records as records
-from rlm_protocol.errors import Conflict, RunNotFound, StoreCorrupt
+from rlm_protocol.errors import RunNotFound
 from rlm_protocol.loop import RunStatus
 from rlm_protocol.loop_records import Completed, Controlled, Event, Head, Submitted
 
 from ..head import fold_all
-from .base import Control, ControlAction, EventRow, RunRow
+from .base import ControlAction, EventRow, RunRow
+from .rows import StoredRun, check_same_event, checksum, event_row
 from .sqlite_file import Layout
 
 LAYOUT = Layout(
@@ -38,118 +37,47 @@ CREATE TABLE events(
 CREATE UNIQUE INDEX events_key ON events(run, key);
 """,
 )
-_ROW = (
-    "id, run_id, tenant, workspace, parent, status, reason, config, config_sum, head, head_sum,"
-    " seq, cancel, pause, token, owner, process, boot, expires_ms, claims, created_at_ms,"
-    " updated_at_ms"
-)
 
 
-def checksum(key: str, body: bytes) -> int:
-    """Give what is stored beside a body, so that an altered one is found."""
-    return zlib.crc32(body, zlib.crc32(key.encode()))
+class SqliteRun(StoredRun, frozen=True):
+    """A line of `runs`. Its lease is timed by this machine's clock."""
 
-
-class StoredRun(msgspec.Struct, frozen=True):
-    """A line of `runs`, in the order of `_ROW`."""
-
-    id: int
-    run_id: str
-    tenant: str
-    workspace: str
-    parent: str | None
-    status: RunStatus
-    reason: str | None
-    config: bytes
-    config_sum: int
-    head: bytes
-    head_sum: int
-    seq: int
-    cancel: str | None
-    pause: str | None
-    token: int
-    owner: str | None
     process: str | None
     boot: str | None
     expires_ms: int | None
-    claims: int
-    created_at_ms: int
-    updated_at_ms: int
-
-    def to_row(self) -> RunRow:
-        """Give what the contract promises. Raises StoreCorrupt: config or head is damaged."""
-        for name, body, expected in (
-            ("config", self.config, self.config_sum),
-            ("head", self.head, self.head_sum),
-        ):
-            if checksum(name, body) != expected:
-                raise damaged(self.run_id, name, "its checksum is wrong")
-        try:
-            head = records.decode_head(self.head)
-        except msgspec.DecodeError as why:
-            raise damaged(self.run_id, "head", str(why)) from why
-        return RunRow(
-            run_id=self.run_id,
-            tenant=self.tenant,
-            workspace=self.workspace,
-            parent=self.parent,
-            status=self.status,
-            reason=self.reason,
-            config=self.config,
-            head=head,
-            seq=self.seq,
-            token=self.token,
-            owner=self.owner,
-            claims=self.claims,
-            control=self.control,
-            created_at_ms=self.created_at_ms,
-            updated_at_ms=self.updated_at_ms,
-        )
-
-    @property
-    def control(self) -> Control:
-        """What operators want of the run."""
-        return Control(cancel=self.cancel, pause=self.pause)
 
 
-def damaged(run_id: str, what: str, why: str) -> StoreCorrupt:
-    """Give the error for one damaged record."""
-    return StoreCorrupt(
-        f"The {what} of run {run_id} is damaged; other runs of the store are not touched.",
-        run_id=run_id,
-        record=what,
-        detail=why,
-    )
+_ROW = ", ".join(SqliteRun.__struct_fields__)
 
 
-def find_run(db: apsw.Connection, run_id: str) -> StoredRun:
+def find_run(db: apsw.Connection, run_id: str) -> SqliteRun:
     """Give a run's line. Raises RunNotFound."""
     line = db.execute(f"SELECT {_ROW} FROM runs WHERE run_id=?", (run_id,)).fetchone()
     if line is None:
         raise RunNotFound(f"There is no run {run_id}.", run_id=run_id)
-    return StoredRun(*line)
+    return SqliteRun(*line)
 
 
-def find_runs(db: apsw.Connection, where: dict[str, str | int], limit: int) -> list[StoredRun]:
+def find_runs(db: apsw.Connection, where: dict[str, str | int], limit: int) -> list[SqliteRun]:
     """Give lines, newest first. `where` maps conditions to their values."""
     lines = db.execute(
         f"SELECT {_ROW} FROM runs WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT ?",
         (*where.values(), limit),
     )
-    return [StoredRun(*line) for line in lines]
+    return [SqliteRun(*line) for line in lines]
 
 
-def find_event(db: apsw.Connection, run: StoredRun, key: str) -> EventRow | None:
+def find_event(db: apsw.Connection, run: SqliteRun, key: str) -> EventRow | None:
     """Give one event, or None. Raises StoreCorrupt: it is damaged."""
     line = db.execute(
         "SELECT seq, key, token, at_ms, body_sum, body FROM events WHERE run=? AND key=?",
         (run.id, key),
     ).fetchone()
-    return None if line is None else _event_row(run.run_id, *line)
+    return None if line is None else event_row(run.run_id, *line)
 
 
 def read_events(
-    db: apsw.Connection, run: StoredRun, after: int, limit: int = -1
+    db: apsw.Connection, run: SqliteRun, after: int, limit: int = -1
 ) -> Iterator[EventRow]:
     """Read events in order; a negative limit is none. Raises StoreCorrupt: one is damaged."""
     for line in db.execute(
@@ -157,23 +85,11 @@ def read_events(
         " ORDER BY seq LIMIT ?",
         (run.id, after, limit),
     ):
-        yield _event_row(run.run_id, *line)
-
-
-def _event_row(
-    run_id: str, seq: int, key: str, token: int, at_ms: int, body_sum: int, body: bytes
-) -> EventRow:
-    if checksum(key, body) != body_sum:
-        raise damaged(run_id, f"event {seq} ({key})", "its checksum is wrong")
-    try:
-        event = records.decode_event(body)
-    except msgspec.DecodeError as why:
-        raise damaged(run_id, f"event {seq} ({key})", str(why)) from why
-    return EventRow(seq=seq, key=key, token=token, at_ms=at_ms, event=event)
+        yield event_row(run.run_id, *line)
 
 
 def missing(
-    db: apsw.Connection, run: StoredRun, token: int, events: Sequence[Event]
+    db: apsw.Connection, run: SqliteRun, token: int, events: Sequence[Event]
 ) -> list[Event]:
     """Give the events that are not recorded yet. Raises Conflict: one is, with another body."""
     absent = []
@@ -182,13 +98,13 @@ def missing(
         body = db.execute("SELECT body FROM events WHERE run=? AND key=?", (run.id, key)).get
         if body is None:
             absent.append(event)
-        elif body != records.encode(event):
-            raise Conflict(f"Run {run.run_id} has another event {key}.", run_id=run.run_id, key=key)
+        else:
+            check_same_event(run.run_id, key, body, event)
     return absent
 
 
 def insert_events(
-    db: apsw.Connection, run: StoredRun, token: int, events: Sequence[Event], at_ms: int
+    db: apsw.Connection, run: SqliteRun, token: int, events: Sequence[Event], at_ms: int
 ) -> int:
     """Write events after the last one and give the new last `seq`."""
     seq = run.seq
@@ -227,7 +143,42 @@ def insert_run(db: apsw.Connection, run_id: str, submitted: Submitted, now_ms: i
     db.execute("UPDATE runs SET seq=? WHERE id=?", (seq, run.id))
 
 
-def copy_beginning(db: apsw.Connection, source: StoredRun, child: StoredRun, last_seq: int) -> None:
+def insert_history(db: apsw.Connection, row: RunRow, history: Sequence[EventRow]) -> None:
+    """Write a run of another store with its events as they are."""
+    head = records.encode(row.head)
+    db.execute(
+        "INSERT INTO runs(run_id, tenant, workspace, parent, status, reason, config, config_sum,"
+        " head, head_sum, seq, cancel, pause, token, claims, created_at_ms, updated_at_ms)"
+        " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+        (
+            row.run_id,
+            row.tenant,
+            row.workspace,
+            row.parent,
+            row.status,
+            row.reason,
+            row.config,
+            checksum("config", row.config),
+            head,
+            checksum("head", head),
+            len(history),
+            row.control.cancel,
+            row.control.pause,
+            row.token,
+            row.created_at_ms,
+            row.updated_at_ms,
+        ),
+    )
+    run = find_run(db, row.run_id)
+    for seq, event in enumerate(history, 1):
+        body = records.encode(event.event)
+        db.execute(
+            "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
+            (run.id, seq, event.key, event.token, event.at_ms, checksum(event.key, body), body),
+        )
+
+
+def copy_beginning(db: apsw.Connection, source: SqliteRun, child: SqliteRun, last_seq: int) -> None:
     """Give a new run the generations of another up to an event, and the head they fold to."""
     db.execute(
         "INSERT INTO events SELECT ?1, 1 + row_number() OVER (ORDER BY seq), key, token, at_ms,"
@@ -245,7 +196,7 @@ def copy_beginning(db: apsw.Connection, source: StoredRun, child: StoredRun, las
 
 def settle(
     db: apsw.Connection,
-    run: StoredRun,
+    run: SqliteRun,
     action: ControlAction,
     reason: str,
     now_ms: int,
@@ -262,7 +213,7 @@ def settle(
 
 
 def leave(
-    db: apsw.Connection, run: StoredRun, token: int, status: RunStatus, reason: str | None
+    db: apsw.Connection, run: SqliteRun, token: int, status: RunStatus, reason: str | None
 ) -> None:
     """Give the run a status and no owner."""
     db.execute(
@@ -272,7 +223,7 @@ def leave(
     )
 
 
-def is_half_done(db: apsw.Connection, run: StoredRun) -> bool:
+def is_half_done(db: apsw.Connection, run: SqliteRun) -> bool:
     """Tell whether a decision is recorded whose apply may have begun."""
     generation = records.decode_head(run.head).generation
     return find_event(db, run, f"intent:{generation}") is not None

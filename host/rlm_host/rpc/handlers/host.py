@@ -1,5 +1,6 @@
 """host/*: what the host is and holds."""
 
+import functools
 import os
 import resource
 
@@ -49,6 +50,11 @@ async def stop(context: Context, params: HostStopParams) -> HostStopResult:
 
 async def schema(context: Context, params: NoParams) -> SchemaResult:
     """host/schema."""
+    return _schema()
+
+
+@functools.cache
+def _schema() -> SchemaResult:
     from rlm_protocol.schema import openrpc_document
 
     return SchemaResult(openrpc=openrpc_document())

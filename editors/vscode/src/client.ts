@@ -1,0 +1,77 @@
+/** The connection to the host: one process per window, started by the first Python file. */
+
+import * as vscode from "vscode";
+import { CloseAction, ErrorAction, LanguageClient } from "vscode-languageclient/node";
+import type { ClientRequests, HostNotifications } from "./protocol";
+
+export class Host {
+  readonly log: vscode.LogOutputChannel;
+  readonly client: LanguageClient;
+  private readonly running = new vscode.EventEmitter<number>();
+  /** Fires with the number of commands that run. */
+  readonly onRunning = this.running.event;
+  private count = 0;
+
+  constructor(command: readonly string[]) {
+    this.log = vscode.window.createOutputChannel("rlm-host", { log: true });
+    const [program, ...args] = command;
+    this.client = new LanguageClient(
+      "rlm",
+      "rlm-host",
+      { command: program, args },
+      {
+        documentSelector: [{ language: "python" }],
+        outputChannel: this.log,
+        // Titles are plain in the protocol; the icon is VS Code's own.
+        middleware: {
+          provideCodeLenses: async (document, token, next) => {
+            const lenses = await next(document, token);
+            for (const lens of lenses ?? []) {
+              if (lens.command) lens.command.title = `$(play) ${lens.command.title}`;
+            }
+            return lenses;
+          },
+          executeCommand: (name, args, next) => this.counted(() => next(name, args)),
+        },
+        errorHandler: {
+          error: () => ({ action: ErrorAction.Continue }),
+          closed: () => ({
+            action: CloseAction.DoNotRestart,
+            message: "rlm-host has ended. Its sessions are kept; 'RLM: Restart Host' takes them up again.",
+          }),
+        },
+      },
+    );
+  }
+
+  /** Ask the host. */
+  request<M extends keyof ClientRequests>(
+    method: M,
+    params: ClientRequests[M]["params"],
+  ): Promise<ClientRequests[M]["result"]> {
+    return this.client.sendRequest(method, params);
+  }
+
+  /** Hear one kind of notification. */
+  on<M extends keyof HostNotifications>(
+    method: M,
+    heard: (params: HostNotifications[M]) => void,
+  ): vscode.Disposable {
+    return this.client.onNotification(method, heard);
+  }
+
+  /** Run one of the host's commands for a document. */
+  command(name: string, uri: vscode.Uri, ...more: unknown[]): Thenable<unknown> {
+    const wire = this.client.code2ProtocolConverter.asUri(uri);
+    return vscode.commands.executeCommand(name, wire, ...more);
+  }
+
+  private async counted<T>(work: () => T | PromiseLike<T>): Promise<T> {
+    this.running.fire(++this.count);
+    try {
+      return await work();
+    } finally {
+      this.running.fire(--this.count);
+    }
+  }
+}

@@ -1,0 +1,166 @@
+"""Steps that happen in a session: a cell in its kernel, or a turn of its agent."""
+
+import ast
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rlm_protocol import loop as wire
+from rlm_protocol.errors import RlmError, StepFailed
+
+if TYPE_CHECKING:
+    from ..sessions.session import SessionActor
+
+Sessions = Callable[[str], Awaitable["SessionActor"]]
+"""Gives a session by its id. Raises SessionNotFound."""
+NANO = 1_000_000_000
+# What is read back is JSON of plain numbers, whatever the cell has bound the name to.
+_READ = (
+    '__import__("json").dumps({k: v if not isinstance(v, float) or v - v == 0 else str(v)'
+    " for k, v in dict(observation).items()})"
+)
+
+
+async def run_guarded(actor: "SessionActor", prompt: str, *, message_id: str | None = None) -> None:
+    """
+    Run one session for one turn (seed: loop kernel), with all that it starts.
+
+    Cancelling ends the turn and everything below it before this returns.
+
+    Raises:
+        StepFailed: the turn did not complete.
+        RlmError: the session has another turn, or is closed.
+    """
+    turn_id = await actor.start_turn(prompt, client_message_id=message_id)
+    try:
+        await actor.wait_idle()
+    except asyncio.CancelledError:
+        await asyncio.shield(asyncio.ensure_future(_end(actor, turn_id)))
+        raise
+    if actor.state.last_status != "completed":
+        raise StepFailed(
+            f"The session's turn has {actor.state.last_status or 'ended'}.", turn_id=turn_id
+        )
+
+
+async def _end(actor: "SessionActor", turn_id: str) -> None:
+    try:
+        await actor.interrupt(turn_id, subtree=True)
+    except RlmError:
+        return  # it has ended by itself
+    await actor.wait_idle()
+
+
+class _InSession:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    async def spent(self, spec: wire.ReplStep | wire.AgentStep) -> float:
+        """Give the metered cost of the session and everything below it so far, in USD."""
+        return (await self._sessions(spec.session_id)).state.subtree.cost_nano_usd / NANO
+
+
+class ReplRunner(_InSession):
+    """
+    Steps that are cells: `context` is bound before one, and `observation` is read after it.
+
+    `observation` is a mapping of `reward`, `artifactId`, … A cell of an apply or rollback finds
+    `action` and `observation` bound as well. What they cost is what their sessions were metered.
+    """
+
+    async def step(
+        self, spec: wire.ReplStep, request: wire.LoopStepRequest
+    ) -> wire.StepObservation:
+        """Run the cell. See `StepRunner.step`."""
+        actor = await self._sessions(spec.session_id)
+        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+            await _bind(actor, context=request.context)
+            await _cell(actor, spec.code)
+            return await _observation(actor)
+
+    async def apply(self, spec: wire.ReplStep, request: wire.LoopApplyRequest) -> None:
+        """Run the cell. See `StepRunner.apply`."""
+        actor = await self._sessions(spec.session_id)
+        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+            await _bind_all(actor, request)
+            await _cell(actor, spec.code)
+
+
+class AgentRunner(_InSession):
+    """
+    Steps that are turns of an agent, each scored by a verifier cell as a `ReplRunner`'s.
+
+    The agent is told its prompt and finds `context` in its kernel. What it costs is what its
+    session and everything below it were metered, whatever the verifier says.
+    """
+
+    async def step(
+        self, spec: wire.AgentStep, request: wire.LoopStepRequest
+    ) -> wire.StepObservation:
+        """Run the turn, then the verifier. See `StepRunner.step`."""
+        actor, told = await self._sessions(spec.session_id), request.context
+        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+            await _bind(actor, context=told)
+            await run_guarded(actor, spec.prompt, message_id=_message_id(told, "step"))
+            await _bind(actor, context=told)
+            await _cell(actor, spec.verify)
+            return await _observation(actor)
+
+    async def apply(self, spec: wire.AgentStep, request: wire.LoopApplyRequest) -> None:
+        """Run the turn; the verifier fails the attempt by raising. See `StepRunner.apply`."""
+        actor, told = await self._sessions(spec.session_id), request.context
+        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+            await _bind_all(actor, request)
+            await run_guarded(actor, spec.prompt, message_id=_message_id(told, request.action))
+            await _bind_all(actor, request)
+            await _cell(actor, spec.verify)
+
+
+def _message_id(told: wire.StepContext, what: str) -> str:
+    return f"{told.run_id}:{told.generation}:{told.attempt}:{what}"
+
+
+async def _bind_all(actor: "SessionActor", request: wire.LoopApplyRequest) -> None:
+    await _bind(
+        actor, context=request.context, observation=request.observation, action=request.action
+    )
+
+
+async def _bind(actor: "SessionActor", **values: object) -> None:
+    """Bind names in the kernel; an `observation` of an earlier step is none of this one's."""
+    text = msgspec.json.encode(values).decode()
+    code = (
+        f'globals().pop("observation", None); globals().update(__import__("json").loads({text!r}))'
+    )
+    done = await actor.execute_cell(code, silent=True)
+    if done.status != "ok":
+        raise StepFailed("The session's kernel could not be told the context.", status=done.status)
+
+
+async def _cell(actor: "SessionActor", code: str) -> None:
+    done = await actor.execute_cell(code, author="host")
+    if done.status != "ok":
+        raise StepFailed(
+            f"The step's cell has ended with status {done.status!r}.",
+            error=msgspec.to_builtins(done.error),
+        )
+
+
+async def _observation(actor: "SessionActor") -> wire.StepObservation:
+    done = await actor.execute_cell(_READ, author="host")
+    if done.status != "ok" or done.truncated or done.result is None:
+        raise StepFailed(
+            "The step's cell has left no usable `observation`.",
+            error=msgspec.to_builtins(done.error),
+            truncated=done.truncated,
+        )
+    try:
+        return msgspec.json.decode(ast.literal_eval(done.result), type=wire.StepObservation)
+    except (msgspec.DecodeError, ValueError, SyntaxError) as why:
+        raise StepFailed("What the cell has left is no observation.", detail=str(why)) from why
+
+
+def _seconds(timeout_ms: int | None) -> float | None:
+    return None if timeout_ms is None else timeout_ms / 1000

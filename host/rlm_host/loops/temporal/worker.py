@@ -1,0 +1,76 @@
+"""A process that carries out runs of a Temporal cluster."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import anyio.to_thread
+from temporalio.worker import Worker
+
+from rlm_protocol import loop_temporal as wire
+from rlm_protocol.errors import Unsupported
+
+from ..audit import DecisionLog
+from ..compute import ComputeController
+from ..kernel import named
+from ..steps import Runners, work_of
+from ..worker import Work
+from .activities import LoopActivities
+from .runs import QUEUE, TemporalRuns, connect
+from .workflow import LoopWorkflow
+
+STICKY = timedelta(seconds=2)
+"""How long the runs of a worker that has died wait for it before another replays them."""
+
+
+@contextlib.asynccontextmanager
+async def working(
+    address: str,
+    work: Work | None = None,
+    *,
+    runners: Runners | None = None,
+    gates: Sequence[Callable[..., Any]] = (),
+    namespace: str = "default",
+    queue: str = QUEUE,
+    decision_log: DecisionLog | None = None,
+    compute: ComputeController | None = None,
+) -> AsyncIterator[None]:
+    """
+    Carry out the runs of a queue for the length of the block.
+
+    At its end, steps that are at work are ended, and Temporal gives them to another worker.
+
+    Args:
+        work: the functions of every run; None takes them from what each run was submitted with.
+        runners: the places where described steps can happen, for `work=None`.
+
+    Raises:
+        StoreUnavailable: nobody answers there.
+    """
+
+    def work_for(told: wire.Told) -> Work:
+        if work is not None:
+            return work
+        if told.submitted.steps is None:
+            raise Unsupported("Only the program that submitted this run can go on with it.")
+        return work_of(told.submitted.steps, runners or {})
+
+    client = await connect(address, namespace)
+    runs = await anyio.to_thread.run_sync(
+        lambda: TemporalRuns(address, namespace=namespace, queue=queue)
+    )
+    try:
+        activities = LoopActivities(
+            work_for, named(gates), runs, decision_log=decision_log, compute=compute
+        )
+        async with Worker(
+            client,
+            task_queue=queue,
+            workflows=[LoopWorkflow],
+            activities=activities.all(),
+            sticky_queue_schedule_to_start_timeout=STICKY,
+        ):
+            yield
+    finally:
+        await anyio.to_thread.run_sync(runs.close)

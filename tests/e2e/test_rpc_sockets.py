@@ -1,0 +1,246 @@
+"""Hosts that several clients share: serve, attach, private sockets, leases that can be followed."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlm_host.client import HostClient
+from rlm_protocol.errors import HostLost, SessionLeased
+from support.cli import COMMAND, DEADLINE_S, cli_env, end, processes_of, rlm_host, wait_for
+from support.fake_client import attached, spawned
+from support.raw_host import INITIALIZE, frame, notification, request
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Path]:
+    """A host that serves on a socket of this test."""
+    path = tmp_path / "s.sock"
+    process = serve(tmp_path, path)
+    try:
+        yield path
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 143
+        assert not path.exists()
+    finally:
+        end(process)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+async def test_two_clients_share_a_session(served: Path, tmp_path: Path) -> None:
+    async with attached(served) as one, attached(served) as two:
+        params = {"cwd": str(tmp_path), "model": "scripted/steps"}
+        session = (await one.request("session/create", params))["session"]
+        await two.request("session/resume", {"sessionId": session["id"]})
+        turn = {"sessionId": session["id"], "input": [{"type": "text", "text": '[{"text":"hi"}]'}]}
+        started = await one.request("turn/start", turn)
+        for client in (one, two):
+            await client.until("turn/completed", lambda p: p["turnId"] == started["turnId"])
+        told = [e.params["seq"] for e in one.heard if e.method == "turn/completed"]
+        assert [e.params["seq"] for e in two.heard if e.method == "turn/completed"] == told
+
+
+async def test_a_client_that_comes_back_hears_exactly_what_it_missed(
+    served: Path, tmp_path: Path
+) -> None:
+    async def turn(client: HostClient) -> None:
+        async with client.notifications("turn/completed", session_id=session_id) as turns:
+            text = [{"type": "text", "text": '[{"text":"hi"}]'}]
+            await client.request("turn/start", {"sessionId": session_id, "input": text})
+            await anext(turns)
+
+    async with attached(served) as first, HostClient.attach(served) as other:
+        params = {"cwd": str(tmp_path), "model": "scripted/steps"}
+        session_id = (await first.request("session/create", params))["session"]["id"]
+        await turn(first.client)
+        assert (await other.resume(session_id)).replay == "none"
+        known = first.client.cursors[session_id]
+        assert other.cursors[session_id] == known
+        await first.client.aclose()
+        await turn(other)
+        async with HostClient.attach(served) as again, again.notifications() as missed:
+            answer = await again.resume(session_id, known)
+            assert answer.replay == "complete"
+            heard = [await anext(missed)]
+            while heard[-1].method != "turn/completed":
+                heard.append(await anext(missed))
+            seqs = [event.params["seq"] for event in heard if event.method != "item/delta"]
+            assert min(seqs) == known.seq + 1
+            assert len([e for e in heard if e.method == "turn/started"]) == 1
+            assert again.cursors[session_id] == other.cursors[session_id]
+
+
+async def test_exit_of_a_client_is_its_own_end(served: Path) -> None:
+    async with HostClient.attach(served) as first:
+        pid = first.pid
+    async with HostClient.attach(served) as second:
+        assert second.pid == pid
+        assert (await second.request("host/status"))["uptimeMs"] > 0
+
+
+async def test_a_client_that_breaks_the_protocol_ends_alone(served: Path) -> None:
+    async with HostClient.attach(served) as good:
+        with socket.socket(socket.AF_UNIX) as bad:
+            bad.settimeout(DEADLINE_S)
+            bad.connect(str(served))
+            bad.sendall(b"Content-Length: nonsense\r\n\r\n")
+            heard = b""
+            while data := bad.recv(1 << 16):
+                heard += data
+            assert b"-32700" in heard
+        await good.request("host/status")
+
+
+async def test_a_stalled_client_slows_nobody_else(served: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stalled:
+        stalled.connect(str(served))
+        ask = [request(n, "host/schema") for n in range(1, 150)]
+        begin = frame(request(0, "initialize", INITIALIZE)) + frame(notification("initialized"))
+        stalled.setblocking(False)
+        for data in (begin, *map(frame, ask)):
+            try:
+                stalled.sendall(data)
+            except BlockingIOError:
+                break
+        async with HostClient.attach(served) as other:
+            loop = asyncio.get_running_loop()
+            took = []
+            for _ in range(100):
+                began = loop.time()
+                await other.request("host/status")
+                took.append(loop.time() - began)
+            status = await other.request("host/status")
+            assert status["queues"]["bytes"] > 0
+            assert sorted(took)[50] < 1.0
+
+
+def test_only_its_user_may_come_near_a_socket(served: Path, tmp_path: Path) -> None:
+    assert served.stat().st_mode & 0o777 == 0o600
+    folder = Path(cli_env(tmp_path)["XDG_RUNTIME_DIR"]) / f"rlm-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    refused = rlm_host(tmp_path, "attach", "--start")
+    assert refused.returncode == 1
+    assert "not a private folder" in refused.stderr
+
+
+async def test_a_second_host_at_the_same_socket_is_refused(served: Path, tmp_path: Path) -> None:
+    refused = rlm_host(tmp_path, "serve", "--socket", str(served))
+    assert refused.returncode == 1
+    assert "[conflict]" in refused.stderr
+    async with HostClient.attach(served) as client:
+        await client.request("host/status")
+
+
+def serve(tmp_path: Path, path: Path) -> "subprocess.Popen[str]":
+    """Start a host and wait until it listens."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--socket", str(path)],
+        env=cli_env(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "serves on" in process.stderr.readline()
+    return process
+
+
+async def test_a_socket_of_a_dead_host_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    for _ in range(2):
+        process = serve(tmp_path, path)
+        async with HostClient.attach(path) as client:
+            await client.request("host/status")
+        process.kill()
+        process.wait(DEADLINE_S)
+        assert process.stderr is not None
+        process.stderr.close()
+        assert path.exists()
+    with pytest.raises(HostLost):
+        async with HostClient.attach(path):
+            raise AssertionError
+
+
+def test_a_path_that_is_too_long_is_said(tmp_path: Path) -> None:
+    refused = rlm_host(tmp_path, "serve", "--socket", f"/tmp/{'x' * 120}.sock")
+    assert refused.returncode == 1
+    assert "longer than 107 bytes" in refused.stderr
+
+
+async def test_four_windows_that_start_at_once_get_one_host(tmp_path: Path) -> None:
+    env = cli_env(tmp_path)
+    attach = [*COMMAND, "attach", "--start", "--stdio", f"--clientProcessId={os.getpid()}"]
+
+    async def window() -> int:
+        async with HostClient.spawn(command=attach, env=env) as client:
+            return int((await client.request("host/status"))["pid"])
+
+    pids = set(await asyncio.gather(*(window() for _ in range(4))))
+    try:
+        assert len(pids) == 1
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: processes_of(tmp_path / "rlm") == [], what="the host is gone")
+
+
+async def test_a_session_of_another_host_is_found_through_its_socket(tmp_path: Path) -> None:
+    run = str(cli_env(tmp_path)["XDG_RUNTIME_DIR"])
+    async with spawned(tmp_path, XDG_RUNTIME_DIR=run) as owner:
+        params = {"cwd": str(tmp_path), "model": "scripted/steps"}
+        session = (await owner.request("session/create", params))["session"]
+        about = {"sessionId": session["id"]}
+        async with spawned(tmp_path, XDG_RUNTIME_DIR=run) as other:
+            with pytest.raises(SessionLeased) as leased:
+                await other.request("session/resume", about)
+        holder = leased.value.data["owner"]
+        assert holder["pid"] == owner.client.pid
+        async with attached(Path(holder["socket"])) as joined:
+            assert joined.client.pid == owner.client.pid
+            assert (await joined.request("session/resume", about))["session"]["id"] == session["id"]
+
+
+async def test_stop_stops_the_work_of_the_users_host(tmp_path: Path) -> None:
+    env = cli_env(tmp_path)
+    attach = [*COMMAND, "attach", "--start"]
+    async with HostClient.spawn(command=attach, env=env) as client:
+        pid = (await client.request("host/status"))["pid"]
+        try:
+            params = {"cwd": str(tmp_path), "model": "scripted/steps"}
+            session = (await client.request("session/create", params))["session"]
+            play = json.dumps([{"call": "import asyncio\nawait asyncio.sleep(600)"}])
+            turn = {"sessionId": session["id"], "input": [{"type": "text", "text": play}]}
+            async with client.notifications("turn/completed", "item/started") as events:
+                await client.request("turn/start", turn)
+                async for event in events:
+                    if event.method == "turn/completed":
+                        break
+                    if event.params["item"]["type"] == "replCell":
+                        stopped = await asyncio.to_thread(rlm_host, tmp_path, "stop", "--all")
+                        assert stopped.stdout == "stopped 1 session\n", stopped.stderr
+            assert event.params["status"] == "interrupted"
+        finally:
+            os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: processes_of(tmp_path / "rlm") == [], what="the host is gone")
+
+
+def test_attach_without_a_host_says_what_to_do(tmp_path: Path) -> None:
+    refused = rlm_host(tmp_path, "attach")
+    assert refused.returncode == 1
+    assert "rlm-host serve" in refused.stderr
+    assert rlm_host(tmp_path, "stop", "--all").returncode == 1

@@ -1,0 +1,181 @@
+"""The faults of durable loops that only a PostgreSQL server can have."""
+
+import os
+import signal
+
+import psycopg
+import pytest
+
+from rlm_host.loops.stores.open import open_store
+from rlm_host.loops.stores.postgres import PostgresRunStore
+from rlm_protocol.errors import ConfigInvalid, SchemaTooNew, StoreUnavailable
+from rlm_protocol.loop_records import encode
+from support.loop_child import ACTIONS, functions, kernel_on
+from support.loop_stores import generation, head_after, submitted
+from support.services import Postgres
+
+
+@pytest.fixture
+def url(postgres: Postgres):
+    made = postgres.new_url()
+    yield made
+    postgres.drop(made)
+
+
+@pytest.fixture
+def store(url):
+    opened = open_store(url)
+    yield opened
+    opened.close()
+
+
+def run_on(url: str, folder, fault=lambda point: None) -> list:
+    """Run a loop with a fault at each point it passes and give its history."""
+    db = folder / "runs.sqlite3"
+    db.with_suffix(".url").write_text(url)
+    loops = kernel_on(db, fault)
+    try:
+        loops.submit("run")
+        report = loops.run("run", "w", **functions(db, fault))
+        assert [g.action for g in report.generations] == ACTIONS
+        return [(row.key, encode(row.event)) for row in loops.store.events("run")]
+    finally:
+        loops.store.close()
+
+
+@pytest.fixture
+def undisturbed(postgres, tmp_path):
+    folder = tmp_path / "calm"
+    folder.mkdir()
+    return run_on(postgres.new_url(), folder)
+
+
+class Breaks:
+    """Breaks the server at every third point of one kind, as often as wanted."""
+
+    def __init__(self, point: str, how, times: int) -> None:
+        self.point, self.how, self.left, self.passed = point, how, times, 0
+
+    def __call__(self, point: str) -> None:
+        self.passed += point == self.point
+        if point == self.point and self.passed % 3 == 0 and self.left:
+            self.left -= 1
+            self.how()
+
+
+def test_a_killed_session_is_opened_again_and_nothing_is_lost(
+    postgres: Postgres, url, undisturbed, tmp_path
+) -> None:
+    def end_sessions() -> None:
+        for pid in postgres.backends(url):
+            postgres.sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+
+    fault = Breaks("store.before_write", end_sessions, times=4)
+    assert run_on(url, tmp_path, fault) == undisturbed
+    assert fault.left == 0
+
+
+def test_c26_a_commit_whose_answer_is_lost_is_found_and_not_repeated(
+    url, undisturbed, tmp_path
+) -> None:
+    def lose_the_answer() -> None:
+        raise psycopg.OperationalError("the connection was lost after the commit")
+
+    fault = Breaks("store.committed", lose_the_answer, times=5)
+    assert run_on(url, tmp_path, fault) == undisturbed
+    assert fault.left == 0
+
+
+def test_a_killed_server_process_and_an_immediate_restart_lose_nothing(
+    postgres: Postgres, url, undisturbed, tmp_path
+) -> None:
+    faults = [
+        lambda: os.kill(postgres.backends(url)[0], signal.SIGKILL),
+        postgres.restart_immediately,
+    ]
+    fault = Breaks("in_step", lambda: faults.pop()(), times=2)
+    assert run_on(url, tmp_path, fault) == undisturbed
+    assert not faults
+
+
+def test_a_repeated_claim_has_the_token_of_the_first(url) -> None:
+    """Its answer was lost: that is no reason to be refused by oneself, or to count a death."""
+    lost = []
+
+    def lose_the_first_answer(point: str) -> None:
+        if point == "store.committed" and not lost:
+            lost.append(point)
+            raise psycopg.OperationalError("gone")
+
+    store = PostgresRunStore(url)
+    store.submit("run", submitted())
+    store.close()
+    store = PostgresRunStore(url, fault=lose_the_first_answer)
+    lease = store.claim("run", "w")
+    assert (lost, lease.token, lease.row.claims) == (["store.committed"], 1, 1)
+    store.close()
+
+
+def test_a_server_that_is_gone_is_named_without_the_password(postgres: Postgres) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        open_store(f"postgresql://rlm:hush@/postgres?host={postgres.folder}/nowhere")
+    assert "nowhere" in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_a_newer_schema_is_refused_by_name(postgres: Postgres, url, store) -> None:
+    postgres.sql("UPDATE loop_schema SET version = 99", url)
+    with pytest.raises(SchemaTooNew) as refused:
+        open_store(url)
+    assert (refused.value.data["found"], refused.value.data["known"]) == (99, 1)
+
+
+def test_a_url_of_no_store_is_refused() -> None:
+    for url in ("mysql://x", "sqlite:", "postgresql://a b"):
+        with pytest.raises(ConfigInvalid):
+            open_store(url)
+
+
+def test_text_that_the_server_cannot_keep_is_refused(store) -> None:
+    store.submit("run", submitted())
+    with pytest.raises(ConfigInvalid):
+        store.request("run", "cancel", "a\0b")
+    assert store.head("run").status == "running"
+
+
+def test_a_commit_is_synced_though_the_database_says_otherwise(postgres: Postgres, url) -> None:
+    postgres.sql("ALTER ROLE rlm SET synchronous_commit = off")
+    try:
+        store = open_store(url)
+        assert store.health().problems == ()
+        store.close()
+    finally:
+        postgres.sql("ALTER ROLE rlm RESET synchronous_commit")
+
+
+def test_one_append_is_one_statement_and_one_sync(postgres: Postgres, url, store) -> None:
+    store.submit("run", submitted())
+    lease = store.claim("run", "w")
+    before = commits(postgres)
+    for n in range(50):
+        events = [generation(k) for k in range(n + 1)]
+        store.append(lease, events[-1:], head_after(*events))
+    made = commits(postgres) - before
+    assert 50 <= made <= 75, "the server's own transactions are among them"
+
+
+def commits(postgres: Postgres) -> int:
+    return postgres.sql("SELECT txid_snapshot_xmax(txid_current_snapshot())")[0][0]
+
+
+def test_claimants_of_whatever_is_free_get_different_runs(url, store) -> None:
+    for n in range(6):
+        store.submit(f"run-{n}", submitted(f"run-{n}"))
+    store.claim("run-0", "somebody")
+    other = open_store(url)
+    calls = [lambda s=s: s.claim_next("w") for s in (store, other) * 4]
+    leases = [*store.together(calls)]
+    other.close()
+    taken = sorted(lease.run_id for lease in leases if lease is not None)
+    assert taken == [f"run-{n}" for n in range(1, 6)]
+    assert store.claim_next("w", tenant="nobody") is None

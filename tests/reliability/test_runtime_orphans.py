@@ -1,0 +1,157 @@
+"""Whoever is killed, no process of the kernel is left. Shapes as data; the short tier takes each once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.runtime_driver import TAG, Runtime, eventually, gone_within, processes_of
+
+pytestmark = pytest.mark.short
+GONE_S = 10.0
+"""Generous for a loaded machine; the time is printed."""
+
+SLEEP = "['sleep', '3600.TAG']"
+SHAPES = {
+    "idle": "1",
+    "busy": "GO\nwhile True: pass",
+    "GIL-holding C": "GO\nsum(range(10**13))",
+    "asleep": "GO\nimport time; time.sleep(3600)",
+    "await": "GO\nimport asyncio; await asyncio.sleep(3600)",
+    "threads": "import threading\nfor _ in range(5): threading.Thread(target=threading.Event().wait).start()\nGO",
+    "child": f"import subprocess; subprocess.Popen({SLEEP})\nGO",
+    "bash": "import rlm; h = rlm.bash('sleep 3600.TAG & sleep 3600.TAG')\nGO",
+    "nohup": "import rlm; h = rlm.bash('nohup sleep 3600.TAG > /dev/null 2>&1 & disown')\nGO",
+    "setsid": f"import subprocess; subprocess.Popen({SLEEP}, start_new_session=True)\nGO",
+    "double fork": f"import os\nif os.fork() == 0:\n if os.fork() == 0:\n  os.setsid(); os.execvp('sleep', {SLEEP})\n os._exit(0)\nos.wait()\nGO",
+    "daemon with closed fds": f"import os\nif os.fork() == 0:\n os.setsid()\n if os.fork(): os._exit(0)\n os.closerange(0, 65536)\n os.execvp('sleep', {SLEEP})\nos.wait()\nGO",
+    "multiprocessing": "import multiprocessing as m, time\nfor _ in range(3): m.get_context('fork').Process(target=time.sleep, args=(3600,)).start()\nGO",
+    "spawn pool": "import concurrent.futures as cf, multiprocessing as m\np = cf.ProcessPoolExecutor(2, m.get_context('spawn')); list(p.map(abs, [1, 2]))\nGO",
+    "emptied environment": f"import subprocess; subprocess.Popen({SLEEP}, env={{}}, start_new_session=True)\nGO",
+    "ignores SIGTERM": "import subprocess; subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; sleep 3600.TAG; sleep 3600.TAG'])\nGO",
+    "stopped": f"import subprocess, os, signal; p = subprocess.Popen({SLEEP}); os.kill(p.pid, signal.SIGSTOP)\nGO",
+    "own children go on forking": "import subprocess; subprocess.Popen(['sh', '-c', 'while :; do (sleep 0.01; : TAG) & sleep 0.005; done'])\nGO",
+}  # fmt: skip
+KILLED = ("owner", "kernel", "guard's word")
+
+
+def prepare(code: str, tag: str) -> str:
+    # A raw write is shown by the guard even while the cell keeps the GIL.
+    return code.replace("TAG", str(int(tag[:8], 16))).replace(
+        "GO", "import os; _ = os.write(1, b'go')"
+    )
+
+
+@pytest.mark.parametrize("killed", KILLED)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_left(shape: str, killed: str) -> None:
+    if killed == "owner":
+        owner_dies(shape)
+        return
+    runtime = Runtime()
+    try:
+        runtime.start(prepare(SHAPES[shape], runtime.tag))
+        runtime.until(lambda e: "go" in e.get("text", "") or e["event"] == "done")
+        marks = (runtime.tag, str(int(runtime.tag[:8], 16)))
+        assert runtime.processes()
+        began = time.monotonic()
+        if killed == "kernel":
+            os.kill(runtime.pid, signal.SIGKILL)
+        else:
+            runtime.order(b"kill")
+        assert runtime.wait() == -9
+        check_gone(marks, began, shape)
+    finally:
+        runtime.close()
+
+
+def check_gone(marks: tuple[str, ...], began: float, shape: str) -> None:
+    left = [pid for mark in marks for pid in gone_within(mark, GONE_S)]
+    print(f"{shape}: gone after {time.monotonic() - began:.3f} s")
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+
+
+OWNER = """
+import json, subprocess, sys
+p = subprocess.Popen([sys.executable, "-P", "-m", "rlm.repl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+p.stdout.readline()
+p.stdin.write(json.dumps({"type": "execute", "id": "a", "code": sys.argv[1]}).encode() + b"\\n")
+p.stdin.flush()
+while True:
+    line = p.stdout.readline()
+    if b"go" in line or b'"done"' in line:
+        print("up", flush=True)
+"""
+
+
+def owner_dies(shape: str) -> None:
+    """A host process of its own, killed with -9: pipes close, and its pidfd tells the guard."""
+    tag = os.urandom(16).hex()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, prepare(SHAPES[shape], tag)],
+        env={**os.environ, TAG: tag},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"up\n"
+        began = time.monotonic()
+        owner.kill()
+        owner.wait()
+        check_gone((tag, str(int(tag[:8], 16))), began, shape)
+    finally:
+        owner.kill()
+        owner.wait()
+        assert owner.stdout is not None
+        owner.stdout.close()
+        for pid in processes_of(tag):
+            os.kill(pid, signal.SIGKILL)
+
+
+GUARD_OWNER = """
+import ctypes, os, signal, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # subreaper, as our host is
+p = subprocess.Popen([sys.executable, "-P", "-m", "rlm.repl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+pid = __import__("json").loads(p.stdout.readline())["pid"]
+p.stdin.write(b'{"type":"execute","id":"a","code":"import subprocess; _ = subprocess.Popen([\\'sleep\\', \\'3600\\'], start_new_session=True)"}\\n')
+p.stdin.flush()
+p.stdout.readline()
+p.kill()
+p.wait()
+kids = lambda: open(f"/proc/self/task/{os.getpid()}/children").read().split()
+while any(int(k) == pid for k in kids()):
+    os.waitpid(pid, 0)
+print(len(kids()), flush=True)
+for k in kids():
+    os.kill(int(k), signal.SIGKILL)
+    os.waitpid(int(k), 0)
+"""
+
+
+def test_when_the_guard_is_killed_the_kernel_dies_and_the_rest_falls_to_the_subreaper() -> None:
+    tag = os.urandom(16).hex()
+    done = subprocess.run(
+        [sys.executable, "-c", GUARD_OWNER],
+        env={**os.environ, TAG: tag},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout == b"1\n", done
+    assert not gone_within(tag, GONE_S)
+
+
+def test_a_zombie_of_the_tree_is_reaped_by_the_guard() -> None:
+    with Runtime() as runtime:
+        runtime.run(
+            "import os\nif os.fork() == 0:\n if os.fork() == 0: os._exit(0)\n os._exit(0)\nos.wait()"
+        )
+        guard = runtime.process.pid
+
+        def children() -> list[str]:
+            return Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+
+        eventually(lambda: children() == [str(runtime.pid)], "the guard has one child, the kernel")

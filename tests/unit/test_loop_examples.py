@@ -1,0 +1,47 @@
+"""The examples run as programs, without a key, and go on where they were."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_a_regular_expression_is_evolved_and_a_second_run_says_the_same(tmp_path: Path) -> None:
+    told = run("evolve_regex.py", tmp_path)
+    assert told[-1].startswith("target ")
+    assert told[-2].endswith("[A-Z]{2}-[0-9]{4}")
+    assert run("evolve_regex.py", tmp_path) == told
+
+
+def test_a_function_is_improved_under_its_tests_and_rolled_back_when_it_falls(
+    tmp_path: Path,
+) -> None:
+    told = [line.split()[1:3] for line in run("improve_function.py", tmp_path)]
+    assert told == [
+        ["accept", "improved"],
+        ["reject", "gate_denied:test_suite"],
+        ["rollback", "live_regressed"],
+        ["accept", "improved"],
+        ["reject", "no_gain"],
+        ["accept", "improved"],
+        ["5", "1.00"],
+    ]
+    space: dict = {}
+    exec((tmp_path / "improved_slug.py").read_text(), space)
+    assert space["slug"]("Naïve  plan!") == "naive-plan"
+
+
+@pytest.mark.parametrize("name", ["evolve_regex.py", "improve_function.py"])
+def test_examples_are_short(name: str) -> None:
+    assert len((EXAMPLES / name).read_text().splitlines()) <= 100
