@@ -1,6 +1,7 @@
 """A host under test: what it was sent, what it said, and what it may never say."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ INITIALIZE: Message = {"processId": None, "rootUri": None, "capabilities": {}}
 ALIVE_METHOD = "conformance/alive"
 """No host has it: that it is refused shows that the connection works."""
 _FIRST_ID = 1_000_000
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|File \\\\?\"[^\"]+, line \d")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -217,7 +219,7 @@ def _judge_error(error: Any) -> Iterator[tuple[str, str]]:
         return
     if -32768 <= code <= -32000 and code not in RESERVED:
         yield "base.error-codes", f"the reserved code {code} is used: {short(error['message'])}"
-    if "Traceback (most recent call last)" in json.dumps(error):
+    if _TRACEBACK.search(json.dumps(error)):
         yield "base.no-traceback", f"a traceback is sent with code {code}"
     data = error.get("data")
     kind = data.get("kind") if isinstance(data, dict) else None
