@@ -25,7 +25,8 @@ from typing import Any
 
 import msgspec
 import reference_snapshot
-from reference_streams import TEXT_CHARS, Capture, Stream, Wire, broken
+from mutant import broken
+from reference_streams import TEXT_CHARS, Capture, Stream, Wire
 
 from rlm_protocol import kernel
 from rlm_protocol.conformance.child import children, end_processes

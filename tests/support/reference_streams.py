@@ -4,21 +4,15 @@ import io
 import json
 import os
 import signal
-import sys
 import tempfile
 import threading
 from codecs import getincrementaldecoder
 from typing import Any
 
 import msgspec
+from mutant import broken
 
-MUTANT = sys.argv[1] if len(sys.argv) > 1 else ""
 TEXT_CHARS = 10_000
-
-
-def broken(name: str) -> bool:
-    """Tell whether this process is the mutant of this name."""
-    return name == MUTANT
 
 
 class Wire:

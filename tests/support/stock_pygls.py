@@ -7,17 +7,23 @@ server = LanguageServer("stock", "1")
 
 
 @server.feature("host/status")
-def status(params: object) -> dict[str, object]:
-    return {"version": "1"}
+def status(ls: LanguageServer, params: object) -> dict[str, object]:
+    return {"version": "1", "uptimeMs": float("nan")}
 
 
 @server.feature("host/schema")
-def schema(params: object) -> dict[str, object]:
+def schema(ls: LanguageServer, params: object) -> dict[str, object]:
+    print("somebody asks for the schema", flush=True)
     return {"openrpc": {"methods": []}}
 
 
+@server.feature("session/read")
+def read(ls: LanguageServer, params: object) -> None:
+    raise ValueError("a bug")
+
+
 @server.feature(types.TEXT_DOCUMENT_HOVER)
-def hover(params: types.HoverParams) -> None:
+def hover(ls: LanguageServer, params: types.HoverParams) -> None:
     return None
 
 

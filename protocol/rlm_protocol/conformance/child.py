@@ -19,6 +19,8 @@ from .promise import Broken
 
 CHUNK_BYTES = 256 * 1024
 STDERR_TAIL_BYTES = 8 * 1024
+START_S = 30.0
+"""A process that has written nothing yet may still be starting: it is given this long."""
 _TURN_MS = 5
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -53,6 +55,7 @@ class Child:
         self._stderr = bytearray()
         self.reading = True
         self.ended = False
+        self._silent, self._started_s = True, time.monotonic()
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -124,8 +127,14 @@ class Child:
         self._process.send_signal(number)
 
     def pump(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Move bytes until the condition holds, the output ends or the time is over; give it."""
+        """
+        Move bytes until the condition holds, the output ends or the time is over; give it.
+
+        A process that has not written anything yet is given `START_S` from its start.
+        """
         deadline = time.monotonic() + timeout_s
+        if self._silent and self.reading and timeout_s:
+            deadline = max(deadline, self._started_s + START_S)
         while not until():
             left_ms = (deadline - time.monotonic()) * 1000
             if left_ms <= 0 or self.ended:
@@ -192,6 +201,7 @@ class Child:
         if not data:
             self._close(fd)
         elif fd == self._out:
+            self._silent = False
             self._on_data(data)
         else:
             self._stderr += data

@@ -2,27 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
-from .promise import Broken, NotSupported, Outcome, Promise, Verdict, Violations
+from .kit import Kit
+from .promise import Broken, NotSupported, Outcome, Promise, Verdict
 
-
-class Kit(Protocol):
-    """What the runner needs of a kit; checks need more, see `runtime.kit` and `host.kit`."""
-
-    @property
-    def violations(self) -> Violations:
-        """What was seen in passing."""
-
-    @property
-    def announced(self) -> int | None:
-        """Protocol number that the command announced, once it has."""
-
-    def discard(self) -> None:
-        """End the shared process: what a failed check left in it is unknown."""
-
-
-K = TypeVar("K", bound=Kit)
+K = TypeVar("K", bound=Kit[Any])
 
 
 def select(
@@ -67,6 +52,7 @@ def run(
         outcome = _check(kit, promise, deadline)
         found.append(outcome)
         tell(outcome)
+    kit.discard()  # what it says last counts, too
     return [_with_violations(kit, outcome) for outcome in found]
 
 
@@ -102,7 +88,7 @@ def _check(kit: K, promise: Promise[K], deadline: float) -> Outcome:
     )
 
 
-def _with_violations(kit: Kit, outcome: Outcome) -> Outcome:
+def _with_violations(kit: Kit[Any], outcome: Outcome) -> Outcome:
     seen = kit.violations.of(outcome.id)
     if not seen:
         return outcome

@@ -1,15 +1,16 @@
 """A host under test: what it was sent, what it said, and what it may never say."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from ...errors import RESERVED
 from ...framing import UNDECODABLE, encode_headers
-from ..child import Child
-from ..promise import Broken, Missing, Violations, expect, short
+from ..peer import Peer
+from ..promise import Broken, Violations, expect, short
 from .frames import Stray, StrictReader
 
 Message = dict[str, Any]
@@ -18,6 +19,7 @@ INITIALIZE: Message = {"processId": None, "rootUri": None, "capabilities": {}}
 ALIVE_METHOD = "conformance/alive"
 """No host has it: that it is refused shows that the connection works."""
 _FIRST_ID = 1_000_000
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|File \\\\?\"[^\"]+, line \d")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -39,12 +41,11 @@ def frame(message: object) -> bytes:
     return encode_headers(_encode(message))
 
 
-class Host:
+class Host(Peer):
     """
     One process of the host, for the length of a `with` block of its `child`.
 
-    `messages` holds everything that it said, in order. Whatever arrives is held to the promises
-    that every message must keep; what breaks them goes to `violations`.
+    `messages` holds everything that it said, in order; `reply` answers the host's requests.
     """
 
     def __init__(
@@ -55,17 +56,15 @@ class Host:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
+        super().__init__(command, violations, timeout_s=timeout_s, env=env)
         self.messages: list[Message] = []
         self.offered: frozenset[str] = frozenset()
         self.capabilities: Message = {}
-        self._violations = violations
         self._reader = StrictReader()
         self._next_id = _FIRST_ID
         self._open: dict[str, int] = {}
         self._answers: dict[str, list[Message]] = {}
         self.reply: Callable[[Message], object] = _refuse_everything
-        self.child = Child(command, self._received, env=env, grace_s=min(3.0, timeout_s))
 
     # --- saying -----------------------------------------------------------------------------------
 
@@ -143,12 +142,6 @@ class Host:
 
     # --- hearing ----------------------------------------------------------------------------------
 
-    def wait(self, until: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
-        """Wait for a condition on what has been said. Raises Missing when it does not come true."""
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        if not self.child.pump(until, timeout_s):
-            self._missing(what, timeout_s)
-
     def answers(self, id_: object) -> list[Message]:
         """Give the answers to an id so far."""
         return self._answers.get(_key(id_), [])
@@ -172,27 +165,12 @@ class Host:
         """Give the host's requests of a name."""
         return [m for m in self.messages if "id" in m and m.get("method") == method]
 
-    def gone(self, timeout_s: float, *codes: int) -> int:
-        """Wait for the process to end, with one of these codes when any is given."""
-        code = self.child.wait(timeout_s)
-        if code is None:
-            raise Broken(f"the process still runs after {timeout_s:g} s")
-        expect(not codes or code in codes, f"the exit code is not {codes}", code=code)
-        return code
-
-    def _missing(self, what: str, timeout_s: float) -> NoReturn:
-        tail = self.child.stderr_tail().strip().splitlines()[-1:]
-        said = f"; its last words: {short(tail[0])}" if tail else ""
-        if self.child.ended:
-            raise Missing(f"no {what}: the process ended with {self.child.wait(1.0)}{said}")
-        raise Missing(f"no {what} within {timeout_s:g} s{said}")
-
     # --- judging ----------------------------------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
         for body in self._reader.receive(data):
             if isinstance(body, Stray):
-                self._violations.add("base.frames", f"bytes that are no frame: {short(body)}")
+                self.violations.add("base.frames", f"bytes that are no frame: {short(body)}")
             else:
                 self._body(body)
 
@@ -200,14 +178,14 @@ class Host:
         try:
             message = msgspec.json.decode(body)
         except UNDECODABLE as why:
-            self._violations.add("base.strict-json", f"no JSON: {short(body)} ({why})")
+            self.violations.add("base.strict-json", f"no JSON: {short(body)} ({why})")
             message = _forgiving(body)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            self._violations.add("base.shape", f"no JSON-RPC 2.0 message: {short(body)}")
+            self.violations.add("base.shape", f"no JSON-RPC 2.0 message: {short(body)}")
             return
         self.messages.append(message)
         for broken, what in self._judge(message):
-            self._violations.add(broken, what)
+            self.violations.add(broken, what)
         if "method" not in message:
             self._answers.setdefault(_key(message.get("id")), []).append(message)
         elif "id" in message:
@@ -241,7 +219,7 @@ def _judge_error(error: Any) -> Iterator[tuple[str, str]]:
         return
     if -32768 <= code <= -32000 and code not in RESERVED:
         yield "base.error-codes", f"the reserved code {code} is used: {short(error['message'])}"
-    if "Traceback (most recent call last)" in json.dumps(error):
+    if _TRACEBACK.search(json.dumps(error)):
         yield "base.no-traceback", f"a traceback is sent with code {code}"
     data = error.get("data")
     kind = data.get("kind") if isinstance(data, dict) else None

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from ..promise import Broken, Missing, NotSupported, expect, short
+from ..promise import expect, short
 from ..vectors import fits, load, to_bytes
 from .driver import Host, Message, frame
 from .kit import ENDS_S, Check, HostKit
@@ -17,28 +17,16 @@ def golden(promise: str) -> Check:
 
 
 def _all(promise: str, kit: HostKit) -> None:
-    """Run every exchange of a promise; one Broken for all that fail."""
-    reasons, excuses, count = [], [], 0
-    for vector in load("host-exchanges"):
-        if vector["promise"] != promise:
-            continue
-        count += 1
-        try:
-            _one(kit, vector)
-        except Broken as why:
-            reasons.append(f"{vector['name']}: {why}")
-            if isinstance(why, Missing):
-                kit.discard()
-        except NotSupported as why:
-            excuses.append(f"{vector['name']}: {why}")
-    expect(not reasons, "; ".join(reasons))
-    if len(excuses) == count:
-        raise NotSupported("; ".join(excuses))
+    kit.each(
+        (vector["name"], functools.partial(_one, kit, vector))
+        for vector in load("host-exchanges")
+        if vector["promise"] == promise
+    )
 
 
 def _one(kit: HostKit, vector: Vector) -> None:
     if "ends" in vector:
-        with kit.initialized() as host:
+        with kit.fresh() as host:
             _exchange(kit, host, vector)
             host.gone(ENDS_S, *vector["ends"])
     else:

@@ -41,14 +41,14 @@ def _ours(**more: Any) -> Message:
 def _initialize(kit: HostKit) -> None:
     bare: tuple[Message, ...] = ({"processId": None, "capabilities": None}, {"capabilities": {}})
     for params in (EDITOR, *bare):
-        with kit.fresh() as host:
+        with kit.bare() as host:
             result = host.initialize(params)
             expect("capabilities" in result, "no capabilities", result=result)
             host.alive()
 
 
 def _announce(kit: HostKit) -> None:
-    with kit.fresh() as host:
+    with kit.bare() as host:
         result = host.initialize()
         ours = host.capabilities
         if not ours:
@@ -63,7 +63,7 @@ def _announce(kit: HostKit) -> None:
 
 
 def _before(kit: HostKit) -> None:
-    with kit.fresh() as host:
+    with kit.bare() as host:
         host.say(
             request(1, "no/such", {}),
             notification("textDocument/didOpen", {}),
@@ -77,7 +77,8 @@ def _before(kit: HostKit) -> None:
 
 def _wrong_first(kit: HostKit) -> None:
     """A handshake with wrong params is refused, and may be tried again."""
-    with kit.fresh() as host:
+    with kit.bare() as host:
+        host.ask("no/such", {})
         for n, params in enumerate(([1], 5, {"processId": "x"}, {"capabilities": [1]})):
             host.say(request(n, "initialize", params))
             error = _refused(host, n, -32602)
@@ -87,18 +88,18 @@ def _wrong_first(kit: HostKit) -> None:
 
 
 def _twice(kit: HostKit) -> None:
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         host.say(request(1, "initialize", INITIALIZE))
         _refused(host, 1, -32600)
         host.alive()
 
 
 def _negotiation(kit: HostKit) -> None:
-    with kit.fresh() as host:
+    with kit.bare() as host:
         host.initialize()
         if not host.capabilities:
             raise NotSupported("`initialize` has no capabilities.experimental.rlm")
-    with kit.fresh() as host:
+    with kit.bare() as host:
         for low, high in ((900, 999), (0, 0)):
             params = _ours(protocol={"min": low, "max": high})
             host.refusal("initialize", params, "unsupported")
@@ -110,7 +111,7 @@ def _negotiation(kit: HostKit) -> None:
 
 
 def _after_shutdown(kit: HostKit) -> None:
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         expect(host.result("shutdown") is None, "shutdown has a result")
         host.say(request(1, "no/such", {}), request(2, "shutdown"), request(3, "initialize", {}))
         for id_ in (1, 2, 3):
@@ -119,40 +120,40 @@ def _after_shutdown(kit: HostKit) -> None:
 
 def _shutdown_exit(kit: HostKit) -> None:
     """Stdin stays open: the host must not wait for its end."""
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         host.result("shutdown", None)
         host.tell("exit")
         host.gone(ENDS_S, 0)
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         host.say(request(1, "shutdown"), notification("exit"))
         host.gone(ENDS_S, 0)
         expect(host.answers(1), "shutdown is not answered when exit follows at once")
 
 
 def _exit_alone(kit: HostKit) -> None:
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         host.tell("exit")
         host.gone(ENDS_S, 1)
-    with kit.fresh() as host:
+    with kit.bare() as host:
         host.tell("exit", None)
         host.gone(ENDS_S, 1)
 
 
 def _eof(kit: HostKit) -> None:
-    with kit.initialized() as host:
-        host.child.close_stdin()
-        host.gone(ENDS_S, 0)
     with kit.fresh() as host:
         host.child.close_stdin()
         host.gone(ENDS_S, 0)
-    with kit.initialized() as host:
+    with kit.bare() as host:
+        host.child.close_stdin()
+        host.gone(ENDS_S, 0)
+    with kit.fresh() as host:
         host.write(frame(request(1, "no/such", {}))[:-5])
         host.child.close_stdin()
         host.gone(ENDS_S, 0, 1)
 
 
 def _closed_reader(kit: HostKit) -> None:
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         host.child.close_stdout()
         host.say(request(1, "no/such", {}))
         code = host.gone(ENDS_S)
@@ -161,7 +162,7 @@ def _closed_reader(kit: HostKit) -> None:
 
 def _signal(*numbers: signal.Signals, code: int) -> Check:
     def check(kit: HostKit) -> None:
-        with kit.initialized() as host:
+        with kit.fresh() as host:
             for number in numbers:
                 host.child.signal(number)
             host.gone(ENDS_S, code)
@@ -173,7 +174,7 @@ def _process_id(kit: HostKit) -> None:
     """Stdin stays open, held by somebody who outlives the client."""
     client = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        with kit.fresh() as host:
+        with kit.bare() as host:
             host.initialize({**INITIALIZE, "processId": client.pid})
             host.alive()
             client.kill()
@@ -186,7 +187,7 @@ def _process_id(kit: HostKit) -> None:
 
 def _header_short(kit: HostKit) -> None:
     """A length that is too short cuts a message: the rest is nonsense between two headers."""
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         body = frame(request(1, "no/such", {})).partition(b"\r\n\r\n")[2]
         host.write(b"Content-Length: %d\r\n\r\n%b" % (len(body) - 3, body))
         host.say(request(9, "no/such", {}))

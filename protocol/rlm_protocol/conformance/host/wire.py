@@ -33,7 +33,7 @@ def _bytewise(kit: HostKit) -> None:
     data = frame(request("€", ALIVE_METHOD, {"x": "€𝄞"}))
     for n in range(len(data)):
         host.write(data[n : n + 1])
-        host.wait(lambda: host.child.unread_bytes == 0, "reader")
+        host.taken()
     host.answer("€")
 
 
@@ -56,7 +56,7 @@ def _large(kit: HostKit) -> None:
 
 
 def _too_large(kit: HostKit) -> None:
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         limit = (host.capabilities.get("limits") or {}).get("maxMessageBytes")
         if not isinstance(limit, int):
             raise NotSupported("`initialize` announces no maxMessageBytes")
@@ -69,7 +69,7 @@ def _too_large(kit: HostKit) -> None:
 
 def _huge(kit: HostKit) -> None:
     """An honest length that nobody can hold is refused before its bytes come."""
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         host.write(b"Content-Length: 99999999999\r\n\r\n" + b" " * 1000)
         host.wait(lambda: bool(host.answers(None)), "answer to a length of 10^11")
         host.child.close_stdin()
@@ -100,17 +100,18 @@ def _cancels(kit: HostKit) -> None:
 
 def _cancel_race(kit: HostKit) -> None:
     """A cancel in the same write as its request: one answer, of either kind."""
-    host = kit.shared()
+    host, before = kit.shared(), len(kit.violations)
     for n in range(50):
         id_ = f"race-{n}"
         host.say(request(id_, "host/schema"), notification("$/cancelRequest", {"id": id_}))
         host.answer(id_)
     host.alive()
+    expect(len(kit.violations) == before, "an answer came twice; see `base.one-answer`")
 
 
 def _stalled(kit: HostKit) -> None:
     """Everything that a client writes is taken though it does not read; then all answers come."""
-    with kit.initialized() as host:
+    with kit.fresh() as host:
         text = "x" * 1000
         ids = range(SLOW_BYTES // 1000)
         host.child.reading = False
@@ -126,6 +127,26 @@ def _stalled(kit: HostKit) -> None:
 def _quiet(kit: HostKit) -> None:
     """The driver looks at every frame of the run; here is a round trip for it to look at."""
     kit.shared().alive()
+
+
+def _refusals(kit: HostKit) -> None:
+    """The same, with mistakes of every kind."""
+    host = kit.shared()
+    for method, params in (
+        ("host/status", [1]),
+        ("host/status", {"colour": 1}),
+        ("session/read", {"sessionId": "nobody"}),
+        ("session/read", {"sessionId": "../x"}),
+        ("initialize", {}),
+    ):
+        host.ask(method, params)
+
+
+def _unreadable(kit: HostKit) -> None:
+    """The same, with bodies that are no message."""
+    host = kit.shared()
+    host.write(b"Content-Length: 1\r\n\r\n{Content-Length: 2\r\n\r\n[]")
+    host.alive()
 
 
 def _talkative(kit: HostKit) -> None:
@@ -312,22 +333,22 @@ PROMISES: tuple[Promise[HostKit], ...] = (
     Promise(
         id="base.error-data",
         text="Every error has data.kind and data.retryable.",
-        checks=(_quiet,),
+        checks=(_refusals,),
     ),
     Promise(
         id="base.error-codes",
         text="Codes that JSON-RPC and LSP reserve keep their meaning.",
-        checks=(_quiet,),
+        checks=(_refusals,),
     ),
     Promise(
         id="base.no-traceback",
         text="No traceback is sent to a client.",
-        checks=(_talkative,),
+        checks=(_refusals,),
     ),
     Promise(
         id="base.no-popup",
         text="A client's mistake is answered, not shown to its user.",
-        checks=(_quiet,),
+        checks=(_refusals, _unreadable),
     ),
     Promise(
         id="base.unsupported",

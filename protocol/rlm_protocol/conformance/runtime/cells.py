@@ -1,6 +1,8 @@
 """Promises about running cells: results, namespace, order, attribution, survival."""
 
-from ..promise import Broken, Missing, NotSupported, Promise, expect
+import functools
+
+from ..promise import NotSupported, Promise, expect
 from .golden import golden
 from .kit import RuntimeKit, probe
 
@@ -104,22 +106,17 @@ def _survives(kit: RuntimeKit) -> None:
     names = sorted(name for name in kit.language.names if name.startswith("survive_"))
     if not names:
         raise NotSupported("the language file has no cell whose name begins with `survive_`")
-    reasons = []
-    for name in names:
-        try:
-            runtime = kit.shared()
-            cell = runtime.run(kit.code(name))
-            wanted = kit.language.field(name, "ename")
-            if wanted not in ("", cell.ename):
-                raise Broken(f"it ended with {cell.ename}, not {wanted}")
-            probe(kit, runtime)
-        except Broken as why:
-            reasons.append(f"{name}: {why}")
-            if isinstance(why, Missing):
-                kit.discard()
-    expect(not reasons, "; ".join(reasons))
+    kit.each((name, functools.partial(_survive, kit, name)) for name in names)
     printed = kit.shared().run(kit.code("print"))
     expect(printed.text() == kit.language.field("print", "stdout"), "a later cell cannot print")
+
+
+def _survive(kit: RuntimeKit, name: str) -> None:
+    runtime = kit.shared()
+    cell = runtime.run(kit.code(name))
+    wanted = kit.language.field(name, "ename")
+    expect(wanted in ("", cell.ename), f"it did not end with {wanted}", error=cell.ename)
+    probe(kit, runtime)
 
 
 def _background(kit: RuntimeKit) -> None:

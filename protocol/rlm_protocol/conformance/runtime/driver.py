@@ -3,16 +3,16 @@
 import itertools
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from ... import kernel
 from ...framing import UNDECODABLE
 from ...limits import KERNEL_FRAME_BYTES, OUTPUT_EVENT_BYTES
-from ..child import Child
-from ..promise import Broken, Missing, Violations, short
+from ..peer import Peer
+from ..promise import Broken, Violations, short
 
 Event = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
@@ -59,33 +59,23 @@ class Cell:
         return self.one("done")
 
 
-class Runtime:
+class Runtime(Peer):
     """
     One process of the runtime, for the length of a `with` block of its `child`.
 
-    `events` holds every event in order. Whatever arrives is held to the promises that every frame
-    must keep; what breaks them goes to `violations` and no further.
+    `events` holds every event in order; what is no event goes to `violations` and no further.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        violations: Violations,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, command: Sequence[str], violations: Violations, *, timeout_s: float) -> None:
+        super().__init__(command, violations, timeout_s=timeout_s)
         self.events: list[Event] = []
         self.ready: Event | None = None
-        self._violations = violations
         self._buffer = bytearray()
         self._searched = 0
         self._ids = (f"{n}-{secrets.token_hex(2)}" for n in itertools.count(1))
         self._open: set[str] = set()
         self._closed: set[str] = set()
         self.lenient: set[str] = set()
-        self.child = Child(command, self._received, env=env, grace_s=min(3.0, timeout_s))
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -148,12 +138,6 @@ class Runtime:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def wait(self, until: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
-        """Wait for a condition on what has been said. Raises Broken when it does not come true."""
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        if not self.child.pump(until, timeout_s):
-            self._missing(what, timeout_s)
-
     def done(self, id_: str) -> Event:
         """Wait for the `done` of a request."""
         cell = self.cell(id_)
@@ -177,25 +161,11 @@ class Runtime:
         """Give the requests of cells so far."""
         return [event for event in self.events if event["event"] == "host_request"]
 
-    def gone(self, timeout_s: float) -> int:
-        """Wait for the process to end; give its exit code."""
-        code = self.child.wait(timeout_s)
-        if code is None:
-            raise Broken(f"the process still runs after {timeout_s:g} s")
-        return code
-
     def features(self) -> frozenset[str]:
         """Give what `ready` announces."""
         return frozenset((self.ready or {}).get("features") or ())
 
     # --- listening --------------------------------------------------------------------------------
-
-    def _missing(self, what: str, timeout_s: float) -> NoReturn:
-        tail = self.child.stderr_tail().strip().splitlines()[-1:]
-        said = f"; its last words: {short(tail[0])}" if tail else ""
-        if self.child.ended:
-            raise Missing(f"no {what}: the process ended with {self.child.wait(1.0)}{said}")
-        raise Missing(f"no {what} within {timeout_s:g} s{said}")
 
     def _received(self, data: bytes) -> None:
         self._buffer += data
@@ -208,17 +178,17 @@ class Runtime:
 
     def _line(self, line: bytes) -> None:
         if len(line) > KERNEL_FRAME_BYTES:
-            self._violations.add("core.frame-cap", f"a frame over {KERNEL_FRAME_BYTES:,} bytes")
+            self.violations.add("core.frame-cap", f"a frame over {KERNEL_FRAME_BYTES:,} bytes")
         if b"\xe2\x80\xa8" in line or b"\xe2\x80\xa9" in line:
-            self._violations.add("core.separators", "a frame with a bare U+2028 or U+2029")
+            self.violations.add("core.separators", "a frame with a bare U+2028 or U+2029")
         event = kernel.decode_event(line)
         if isinstance(event, kernel.BadLine):
             about = "core.no-nan" if _only_python_reads(line) else "core.frames"
-            self._violations.add(about, f"no event: {short(line)} ({event.reason})")
+            self.violations.add(about, f"no event: {short(line)} ({event.reason})")
             return
         said: Event = msgspec.json.decode(line)
         for broken, what in self._judge(said):
-            self._violations.add(broken, what)
+            self.violations.add(broken, what)
         self.events.append(said)
 
     def _judge(self, event: Event) -> Iterator[tuple[str, str]]:

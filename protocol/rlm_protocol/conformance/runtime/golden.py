@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ..promise import Broken, Missing, NotSupported, short
+from ..promise import Broken, short
 from ..vectors import fits, load, to_bytes
 from .driver import Event
 from .kit import Check, RuntimeKit, probe
@@ -25,24 +25,11 @@ def hostile(promise: str) -> Check:
 def _all(
     promise: str, file: str, run: Callable[[RuntimeKit, Vector], None], kit: RuntimeKit
 ) -> None:
-    """Run every vector of a promise; one Broken for all that fail."""
-    reasons, excuses, count = [], [], 0
-    for vector in load(file):
-        if vector["promise"] != promise:
-            continue
-        count += 1
-        try:
-            run(kit, vector)
-        except Broken as why:
-            reasons.append(f"{vector['name']}: {why}")
-            if isinstance(why, Missing):
-                kit.discard()
-        except NotSupported as why:
-            excuses.append(f"{vector['name']}: {why}")
-    if reasons:
-        raise Broken("; ".join(reasons))
-    if len(excuses) == count:
-        raise NotSupported("; ".join(excuses))
+    kit.each(
+        (vector["name"], functools.partial(run, kit, vector))
+        for vector in load(file)
+        if vector["promise"] == promise
+    )
 
 
 # --- golden vectors: requests in one write, events in order ---------------------------------------

@@ -104,7 +104,7 @@ def _idle(kit: RuntimeKit) -> None:
     heard = len(runtime.events)
     for _ in range(RACES):
         runtime.interrupt()
-        runtime.wait(lambda: runtime.child.unread_bytes == 0, "reader")
+        runtime.taken()
     runtime.send(b"barrier")
     runtime.wait(lambda: bool(runtime.refusals(heard)), "ProtocolError for the line behind it")
     probe(kit, runtime)

@@ -40,7 +40,7 @@ def _endless(kit: RuntimeKit) -> None:
     runtime = kit.shared()
     heard = len(runtime.events)
     runtime.child.write(b"x" * (KERNEL_REQUEST_BYTES + 4 * MIB))
-    runtime.wait(lambda: runtime.child.unread_bytes == 0, "reader for a line without end")
+    runtime.taken()
     runtime.send(b"x")
     probe(kit, runtime)
     expect(len(runtime.refusals(heard)) == 1, "a line without end did not lead to one error")
@@ -77,7 +77,7 @@ def _unaligned(kit: RuntimeKit) -> None:
     cell, line = _print_text(kit, runtime, TEXT, ascii_=False)
     for n in range(len(line)):
         runtime.child.write(line[n : n + 1])
-        runtime.wait(lambda: runtime.child.unread_bytes == 0, "reader")
+        runtime.taken()
     runtime.send(b"")
     runtime.done(cell.id)
     expect(cell.text() == TEXT + "\n", "text sent byte by byte changed", text=cell.text())

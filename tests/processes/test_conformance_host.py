@@ -1,0 +1,194 @@
+"""The kit against a correct host, against one broken host for every promise, and stock pygls."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlm_protocol.conformance import runner
+from rlm_protocol.conformance.child import no_orphans
+from rlm_protocol.conformance.host import PROMISES
+from rlm_protocol.conformance.host.kit import HostKit
+from rlm_protocol.conformance.language import Language
+from rlm_protocol.conformance.promise import Outcome
+
+SUPPORT = Path(__file__).parents[1] / "support"
+REFERENCE = (sys.executable, str(SUPPORT / "reference_host.py"))
+STOCK = (sys.executable, str(SUPPORT / "stock_pygls.py"))
+CANARIES = ("base.announce", "base.unknown-method")
+"""Promises that a mutant of another one keeps: it is broken in one place, not dead."""
+
+MUTANTS = {
+    "header-case-matters": "base.header-case",
+    "lf-refused": "base.header-lines",
+    "extra-refused": "base.header-extra",
+    "bad-header-is-0": "base.header-broken",
+    "huge-dies": "base.header-huge",
+    "split-lost": "base.split",
+    "prints": "base.frames",
+    "nan": "base.strict-json",
+    "result-and-error": "base.shape",
+    "bad-json-is-invalid": "base.bad-json",
+    "invalid-is-bad-json": "base.invalid-request",
+    "batch-served": "base.batch",
+    "bad-id-echoed": "base.bad-id",
+    "id-narrow": "base.id-echo",
+    "params-required": "base.no-params",
+    "params-end-it": "base.bad-params",
+    "no-path": "base.wrong-params",
+    "nested-counts": "base.nested",
+    "dollar-is-invalid": "base.unknown-method",
+    "notes-answered": "base.no-answer",
+    "unasked-refused": "base.unasked-answer",
+    "answers-twice": "base.one-answer",
+    "drops-some": "base.pipelining",
+    "in-flight-silent": "base.id-in-flight",
+    "late-cancel-refused": "base.cancel-nothing",
+    "cancel-answers-too": "base.cancel-race",
+    "large-refused": "base.large",
+    "too-large-ends": "base.too-large",
+    "writes-block": "base.stalled-reader",
+    "no-kind": "base.error-data",
+    "reserved-code": "base.error-codes",
+    "tells-traceback": "base.no-traceback",
+    "popups": "base.no-popup",
+    "declared-is-unknown": "base.unsupported",
+    "schema-lacks-one": "base.schema",
+    "editor-refused": "base.initialize",
+    "no-limits": "base.announce",
+    "serves-early": "base.before-initialize",
+    "initialize-anything": "base.wrong-initialize",
+    "initialize-again": "base.initialize-once",
+    "speaks-all": "base.negotiation",
+    "serves-late": "base.after-shutdown",
+    "exit-is-5": "base.shutdown-exit",
+    "exit-is-0": "base.exit-alone",
+    "eof-ends-with-3": "base.eof",
+    "sigpipe-kills": "base.closed-reader",
+    "sigterm-is-7": "base.sigterm",
+    "sigint-is-7": "base.sigint",
+    "sighup-is-7": "base.sighup",
+    "client-not-watched": "base.process-id",
+    "lost-sync-is-0": "base.header-short",
+    "status-bare": "session.status",
+    "name-lost": "session.create",
+    "model-substituted": "session.model",
+    "unknown-is-failed": "session.unknown",
+    "fields-ignored": "session.params",
+    "archive-listed": "session.lifecycle",
+    "keys-ignored": "session.idempotency",
+    "echo-silent": "session.turn",
+    "note-first": "session.answer-first",
+    "completed-early": "session.completed-once",
+    "deltas-whole": "session.deltas",
+    "seq-goes-back": "session.seq",
+    "pages-overlap": "session.items",
+    "interrupt-completes": "session.interrupt",
+    "replay-all": "session.replay",
+    "detach-ignored": "session.detached",
+    "memory-only": "session.durable",
+    "lease-ignored": "session.leased",
+    "errors-are-ok": "repl.execute",
+    "one-kernel": "repl.namespace",
+    "cells-overtake": "repl.order",
+    "stderr-lost": "repl.output",
+    "output-leaks": "repl.stray",
+    "idle-interrupted": "repl.interrupt",
+    "cancelled-is-ok": "repl.cancel",
+    "cancelled-run": "repl.cancel-queued",
+    "in-flight-runs": "repl.id-in-flight",
+    "busy-refuses": "repl.responsive",
+    "exit-code-lost": "repl.death",
+    "restart-keeps": "repl.restart",
+    "completes-nothing": "repl.complete",
+    "artifact-cut": "repl.large",
+    "ids-shared": "repl.tools",
+    "helper-left": "repl.leaves-nothing",
+}
+LOUD = {"answers-twice", "nan"}
+"""Mutants that show in every exchange, so that the canaries die, too."""
+HANG = {
+    "batch-served",
+    "split-lost",
+    "drops-some",
+    "in-flight-silent",
+    "large-refused",
+    "writes-block",
+    "in-flight-runs",
+    "ids-shared",
+}
+"""Mutants that never answer: what shows them is a deadline, here a short one."""
+
+STOCK_DEFECTS = {
+    "base.header-case": "hangs",
+    "base.header-lines": "hangs",
+    "base.no-params": "no answer",
+    "base.bad-json": "no answer, a popup",
+    "base.batch": "no answer",
+    "base.bad-id": "no answer",
+    "base.nested": "no answer",
+    "base.header-huge": "waits for 100 GB",
+    "base.stalled-reader": "blocks",
+    "base.before-initialize": "served",
+    "base.wrong-initialize": "no answer",
+    "base.after-shutdown": "no answer",
+    "base.exit-alone": "code 0",
+    "base.sigint": "never ends",
+    "base.process-id": "not watched",
+    "base.no-popup": "shown to the user",
+    "base.strict-json": "NaN",
+    "base.frames": "a stray print",
+    "base.no-traceback": "sent to the client",
+}
+"""What is known to be wrong with stock pygls 2.1.1, and how it shows."""
+STOCK_KEEPS = ("base.id-echo", "base.large", "base.shutdown-exit")
+
+
+def check(
+    tmp_path: Path, *command: str, only: tuple[str, ...] = (), timeout_s: float = 30
+) -> dict[str, Outcome]:
+    promises = sorted(runner.select(PROMISES, only=only), key=lambda p: p.id not in CANARIES)
+    with no_orphans() as adopts:
+        kit = HostKit(list(command), Language(), tmp_path, timeout_s=timeout_s, adopts=adopts)
+        with kit:
+            found = runner.run(kit, promises, budget_s=240)
+    return {outcome.id: outcome for outcome in found}
+
+
+def test_a_correct_host_keeps_every_promise(tmp_path: Path) -> None:
+    found = check(tmp_path, *REFERENCE)
+    assert {o.id: o.reasons for o in found.values() if o.verdict != "passed"} == {}
+
+
+@pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items(), ids=MUTANTS)
+def test_a_broken_host_is_caught(tmp_path: Path, mutant: str, promise: str) -> None:
+    hangs = mutant in HANG
+    others = () if hangs or mutant in LOUD else tuple(c for c in CANARIES if c != promise)
+    timeout_s = 2 if hangs else 30
+    found = check(tmp_path, *REFERENCE, mutant, only=(promise, *others), timeout_s=timeout_s)
+    assert found[promise].verdict == "failed"
+    assert found[promise].reasons
+    assert {canary: found[canary].reasons for canary in others} == dict.fromkeys(others, ())
+
+
+def test_the_defects_of_stock_pygls_are_reported(tmp_path: Path) -> None:
+    found = check(tmp_path, *STOCK, only=tuple(STOCK_DEFECTS), timeout_s=1)
+    assert {id_: found[id_].verdict for id_ in STOCK_DEFECTS} == dict.fromkeys(
+        STOCK_DEFECTS, "failed"
+    )
+
+
+def test_what_stock_pygls_keeps_is_not_reported(tmp_path: Path) -> None:
+    found = check(tmp_path, *STOCK, only=STOCK_KEEPS)
+    assert {id_: found[id_].reasons for id_ in STOCK_KEEPS} == dict.fromkeys(STOCK_KEEPS, ())
+
+
+def test_every_promise_has_its_mutant() -> None:
+    assert sorted(MUTANTS.values()) == sorted(promise.id for promise in PROMISES)
+
+
+def test_every_mutant_is_there() -> None:
+    files = ("reference_host.py", "reference_sessions.py", "reference_kernel.py")
+    source = "".join((SUPPORT / name).read_text() for name in files)
+    assert set(re.findall(r'broken\("([^"]+)"\)', source)) - {"..."} == set(MUTANTS)
