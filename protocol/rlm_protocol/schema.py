@@ -151,6 +151,19 @@ def runtime_markdown() -> str:
     return "\n".join([*out, ""])
 
 
+def promises_markdown() -> str:
+    """Render docs/protocol/promises.md."""
+    from .conformance import host, runtime
+
+    out = ["# Promises", "", "Generated from `rlm_protocol/conformance/`; see conformance.md.", ""]
+    for kind, rows in (("runtime", runtime.PROMISES), ("host", host.PROMISES)):
+        for profile in dict.fromkeys(row.profile for row in rows):
+            out += [f"## {kind}: {profile}", "", "| promise | what holds |", "|---|---|"]
+            out += [f"| `{row.id}` | {row.text} |" for row in rows if row.profile == profile]
+            out.append("")
+    return "\n".join(out)
+
+
 FILES: dict[str, Callable[[], str]] = {
     "schemas/kernel-requests.json": kernel_requests,
     "schemas/kernel-events.json": kernel_events,
@@ -159,6 +172,7 @@ FILES: dict[str, Callable[[], str]] = {
     "schemas/openrpc.json": openrpc,
     "docs/protocol/errors.md": errors.table_markdown,
     "docs/protocol/methods.md": methods_markdown,
+    "docs/protocol/promises.md": promises_markdown,
     "docs/protocol/runtime.md": runtime_markdown,
 }
 

@@ -171,7 +171,7 @@ class SessionStore:
         request: str | None,
     ) -> SessionActor:
         self._check_open()
-        model = self._models.default(params.model or self._default_model)
+        model = self._models.default(self._default_model if params.model is None else params.model)
         check_thinking(model, params.thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):

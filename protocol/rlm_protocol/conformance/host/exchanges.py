@@ -41,7 +41,7 @@ def _exchange(kit: HostKit, host: Host, vector: Vector) -> None:
     ids = [one for pattern in wanted for one in _ids(pattern["id"])]
     heard = len(host.messages)
     host.owes(*ids)
-    host.write(b"".join(map(_bytes, vector["send"])))
+    host.write(to_frames(vector["send"]))
     host.wait(lambda: len(_answers(host, heard)) >= len(wanted), "answer")
     if "ends" not in vector:
         host.alive()
@@ -63,6 +63,11 @@ def _answers(host: Host, heard: int) -> list[Message]:
 
 def _ids(pattern: Any) -> list[Any]:
     return pattern["any"] if isinstance(pattern, dict) else [pattern]
+
+
+def to_frames(send: list[dict[str, Any]]) -> bytes:
+    """Give the bytes of everything that a vector sends."""
+    return b"".join(map(_bytes, send))
 
 
 def _bytes(sent: dict[str, Any]) -> bytes:

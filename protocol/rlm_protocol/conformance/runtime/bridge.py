@@ -21,7 +21,7 @@ def _asked(
     def asked() -> list[Event]:
         return runtime.host_requests()[before:]
 
-    runtime.wait(lambda: len(asked()) >= count or cell.done is not None, "`host_request`")
+    runtime.wait(lambda: len(asked()) >= count or cell.one("error") is not None, "`host_request`")
     expect(len(asked()) == count, "not as many host requests as asked", error=cell.one("error"))
     for request in asked():
         said = request["data"].get("type")
