@@ -60,7 +60,7 @@ class Hosting:
         """End the host when this process is gone."""
         if pid is not None and pid > 0 and pid not in self._followed:
             self._followed.add(pid)
-            self._tasks.start_soon(self._lifetime.follow, pid)
+            self._tasks.start_soon(self._lifetime.follow(pid))
 
     def _connect(
         self,

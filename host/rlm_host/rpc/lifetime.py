@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import anyio
 
@@ -90,14 +91,23 @@ class Lifetime:
             self._timer.daemon = True
             self._timer.start()
 
-    async def follow(self, pid: int) -> None:
+    def follow(self, pid: int) -> Callable[[], Coroutine[Any, Any, None]]:
         """
-        End the host, with code 0, when the process `pid` is gone. Cancellable.
+        Give what ends the host, with code 0, when the process `pid` is gone. Cancellable.
+
+        The process is taken hold of at once: one that dies right after this call is seen to do so.
 
         A pid that does not exist is not followed: the client may live in another pid namespace, and
         the end of its stream tells the same.
         """
         fd = open_pidfd(pid)
+
+        async def until_gone() -> None:
+            await self._until_gone(pid, fd)
+
+        return until_gone
+
+    async def _until_gone(self, pid: int, fd: int | None) -> None:
         if fd is not None:
             try:
                 await anyio.wait_readable(fd)
