@@ -13,6 +13,7 @@ import pytest
 
 from rlm_host import config
 from rlm_host.models.settings import read_providers
+from rlm_protocol.conformance.language import Language
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,7 +92,11 @@ def test_sh(where: str, command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"), ids=lambda v: v[:30])
-def test_toml_is_a_configuration(where: str, text: str, tmp_path: Path) -> None:
+def test_toml_is_a_configuration_or_a_language(where: str, text: str, tmp_path: Path) -> None:
+    if where.startswith("docs/protocol/conformance.md"):
+        (tmp_path / "language.toml").write_text(text)
+        assert Language(tmp_path / "language.toml").names
+        return
     settings = config.parse(tomllib.loads(text), base_dir=tmp_path, name=where)
     assert read_providers(settings.providers, base_dir=tmp_path)
 
