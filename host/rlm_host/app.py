@@ -15,6 +15,7 @@ import anyio.to_thread
 from . import paths
 from .clock import Clock, SystemClock
 from .config import Config
+from .config_file import ConfigFile
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
@@ -88,6 +89,7 @@ async def build(
         )
         yield Services(
             home=home,
+            config_file=_config_file(config),
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
@@ -99,9 +101,9 @@ async def build(
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import agent, artifact, host, loop, model, repl, session, turn, usage
+    from .rpc.handlers import agent, artifact, config, host, loop, model, repl, session, turn, usage
 
-    nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
+    nouns = (agent, artifact, config, host, loop, model, repl, session, turn, usage)
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
@@ -114,6 +116,7 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         environ=env,
         processes=Processes(None),
         clock=SystemClock(),
+        python=config.kernel_python,
         packages=config.kernel.packages,
     )
 
@@ -181,6 +184,7 @@ class Agents:
                 environ=self._env,
                 processes=self._processes,
                 clock=self._clock,
+                python=self._config.kernel_python,
                 packages=self._config.kernel.packages,
             )
             ports, limits = SessionPorts(), self._config.children
@@ -201,6 +205,7 @@ class Agents:
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
                 default_model=self._config.model,
+                default_thinking=self._config.thinking,
                 ports=ports,
                 max_depth=limits.max_depth,
                 socket=str(self._socket) if self._socket else None,
@@ -228,6 +233,17 @@ class Agents:
             await self._children.aclose()
         if self._models is not None:
             await self._models.aclose()
+
+
+def _config_file(config: Config) -> ConfigFile:
+    def check(read: Config) -> None:
+        from .models.settings import read_providers
+
+        read_providers(read.providers, base_dir=read.base_dir)
+
+    file = ConfigFile(config.source, check)
+    file.remember()
+    return file
 
 
 def _swept_ledger(home: Path) -> Ledger | None:

@@ -33,9 +33,11 @@ THIRD_PARTY = {
         "rlm_host",
         "rlm_protocol",
         "temporalio",
+        "tomlkit",
     },
 }
 ONLY_IN = {
+    "tomlkit": "config_file.py",
     "pygls": "rpc",
     "lsprotocol": "rpc",
     "pydantic": "models",

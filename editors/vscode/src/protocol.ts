@@ -294,6 +294,32 @@ export type Compaction = {
   tokensBefore: number;
 };
 
+/** Set the key at `path` (a table's name for each step but the last); null takes it out. */
+export type ConfigChange = {
+  path: Array<string>;
+  value?: unknown;
+};
+
+/** What the file says (without defaults) and where it lies. Keys of providers are never in it.
+
+`digest` names the file's content. `restart_needed`: this host started with another one. */
+export type ConfigResult = {
+  path: string;
+  exists: boolean;
+  digest: string;
+  config: Record<string, unknown>;
+  restartNeeded?: boolean;
+};
+
+/** Change the file; all changes or none. It counts for hosts that start afterwards.
+
+With `expected_digest` the file must still be the one that was read. */
+export type ConfigWriteParams = {
+  changes: Array<ConfigChange>;
+  expectedDigest?: string | null;
+  idempotencyKey?: string | null;
+};
+
 /** A place in a session's journal: everything up to and including `seq` has been seen. */
 export type Cursor = {
   gen: number;
@@ -1281,6 +1307,8 @@ export interface ClientRequests {
   "model/list": { params: ModelListParams; result: ModelListResult };
   "model/set": { params: ModelSetParams; result: SessionResult };
   "auth/state": { params: NoParams; result: AuthStateResult };
+  "config/read": { params: NoParams; result: ConfigResult };
+  "config/write": { params: ConfigWriteParams; result: ConfigResult };
   "artifact/read": { params: ArtifactReadParams; result: ArtifactReadResult };
   "loop/submit": { params: LoopSubmitParams; result: RunResult };
   "loop/run": { params: LoopRunParams; result: RunResult };

@@ -35,6 +35,8 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     processes: Processes
     clock: Clock
     waits: Waits = Waits()
+    python: str | None = None
+    """The interpreter of sessions that name none (setting `kernel.python`)."""
     packages: tuple[str, ...] = ()
     """Requirements of managed environments besides the runtime (setting `kernel.packages`)."""
     snapshot_after_ms: int = 1_500
@@ -53,7 +55,7 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
     """
     recipe = session.recipe
     variables = kernel_variables(host.environ, session)
-    choice = choose(recipe, session.cwd, host.environ)
+    choice = choose(recipe, session.cwd, host.environ, host.python)
     interpreter = await resolve(host, choice, variables, recipe.launcher, session.cwd)
     interpreter.check()
     runtime = wheel.runtime().version

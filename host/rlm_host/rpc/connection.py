@@ -27,7 +27,7 @@ from rlm_protocol.errors import (
 from rlm_protocol.framing import NEED_DATA, UNDECODABLE, HeaderReceiver, Refused, decode_error
 from rlm_protocol.host import CancelParams, InitializeParams
 from rlm_protocol.limits import CLIENT_HEADER_BYTES, CLIENT_MESSAGE_BYTES
-from rlm_protocol.methods import METHODS, Method
+from rlm_protocol.methods import METHODS, RESERVED, Method
 from rlm_protocol.rpc import (
     Answered,
     Id,
@@ -237,6 +237,8 @@ class Connection:
         params: Any = request.params
         if (language := self._language.handler(request.method)) is not None:
             handler = language
+        elif request.method in RESERVED:
+            raise Unsupported(method=request.method)
         elif row is None or row.direction != "client":
             raise MethodNotFound(method=request.method[:200])
         elif row.name not in self._handlers:

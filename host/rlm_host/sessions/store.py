@@ -28,11 +28,12 @@ from rlm_protocol.session import (
     SessionListParams,
     SessionListResult,
     SessionOptions,
+    Thinking,
 )
 
 from .. import paths
 from ..clock import Clock
-from ..models.catalog import check_thinking
+from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
 from .files import Files
@@ -71,6 +72,7 @@ class SessionStore:
         home: RLM_HOME; created when the first session is.
         ephemeral_home: where non-persistent sessions lie.
         default_model: the user's choice for sessions that name none.
+        default_thinking: likewise; clamped to what the session's model accepts.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
     """
@@ -85,6 +87,7 @@ class SessionStore:
         models: Models,
         ports: SessionPorts,
         default_model: str | None = None,
+        default_thinking: Thinking | None = None,
         max_depth: int = 2,
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
@@ -92,6 +95,7 @@ class SessionStore:
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
         self._models, self._default_model = models, default_model
+        self._default_thinking = default_thinking
         self._max_depth, self._socket = max_depth, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
         self._shared = Environment(
@@ -173,6 +177,9 @@ class SessionStore:
         self._check_open()
         model = self._models.default(self._default_model if params.model is None else params.model)
         check_thinking(model, params.thinking)
+        thinking = params.thinking
+        if thinking is None and parent is None:
+            thinking = clamp_thinking(model, self._default_thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
@@ -184,7 +191,7 @@ class SessionStore:
             name=params.name or f"{cwd.name or 'session'}-{session_id[-4:]}",
             cwd=params.cwd,
             model=model.selector,
-            thinking=params.thinking,
+            thinking=thinking,
             prompt="",
             max_depth=parent.max_depth if parent else self._max_depth,
             ephemeral=params.ephemeral,

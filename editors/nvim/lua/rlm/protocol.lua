@@ -243,6 +243,25 @@
 ---@field summary string
 ---@field tokensBefore integer
 
+--- Set the key at `path` (a table's name for each step but the last); null takes it out.
+---@class rlm.ConfigChange
+---@field path (string)[]
+---@field value? any
+
+--- What the file says (without defaults) and where it lies. Keys of providers are never in it. `digest` names the file's content. `restart_needed`: this host started with another one.
+---@class rlm.ConfigResult
+---@field path string
+---@field exists boolean
+---@field digest string
+---@field config table<string, any>
+---@field restartNeeded? boolean
+
+--- Change the file; all changes or none. It counts for hosts that start afterwards. With `expected_digest` the file must still be the one that was read.
+---@class rlm.ConfigWriteParams
+---@field changes (rlm.ConfigChange)[]
+---@field expectedDigest? string|nil
+---@field idempotencyKey? string|nil
+
 --- A place in a session's journal: everything up to and including `seq` has been seen.
 ---@class rlm.Cursor
 ---@field gen integer

@@ -2,7 +2,6 @@
 
 from rlm_protocol import session as s
 from rlm_protocol.base import Empty
-from rlm_protocol.errors import Unsupported
 
 from ..context import Context, Handlers
 
@@ -106,12 +105,6 @@ async def delete(context: Context, params: s.SessionMutateParams) -> Empty:
     return Empty()
 
 
-async def compact(context: Context, params: s.SessionMutateParams) -> Empty:
-    """session/compact."""
-    await context.services.sessions.get(params.session_id)
-    raise Unsupported("This host does not compact sessions yet.")
-
-
 HANDLERS: Handlers = {
     "session/create": create,
     "session/configure": configure,
@@ -125,5 +118,4 @@ HANDLERS: Handlers = {
     "session/archive": archive,
     "session/unarchive": unarchive,
     "session/delete": delete,
-    "session/compact": compact,
 }
