@@ -24,6 +24,10 @@ class KernelConfig(_Table, frozen=True):
     """An interpreter for every session that names none."""
     packages: tuple[str, ...] = ()
     """Requirements of the managed environment besides the runtime."""
+    warm: bool = True
+    """Fork kernels from a template process; false starts each one cold."""
+    preload: tuple[str, ...] = ()
+    """Modules that the template loads for its kernels."""
 
 
 class LogConfig(_Table, frozen=True):
