@@ -19,10 +19,11 @@ from .config_file import ConfigFile
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
-from .processes.facts import harden_host
+from .processes.facts import can_fork_guards, harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
 from .processes.sweep import left_running, sweep
+from .processes.templates import Templates
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
@@ -111,14 +112,22 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
     """Give what kernels of this home share, for commands that look at kernels without a host."""
     from .kernels.environment import KernelHost
 
+    processes = Processes(None)
     return KernelHost(
         home=home,
         environ=env,
-        processes=Processes(None),
+        processes=processes,
         clock=SystemClock(),
         python=config.kernel_python,
+        templates=_templates(config, processes),
         packages=config.kernel.packages,
     )
+
+
+def _templates(config: Config, processes: Processes) -> Templates | None:
+    if not (config.kernel.warm and can_fork_guards()):
+        return None
+    return Templates(processes, preload=config.kernel.preload)
 
 
 def orphans(home: Path, *, end: bool) -> tuple[int, ...]:
@@ -146,6 +155,7 @@ class Agents:
         self._socket, self._on_secret = socket, on_secret
         self._config, self._env, self._home = config, env, home
         self._clock, self._processes = clock, processes
+        self._templates = _templates(config, processes)
         self._models: Models | None = None
         self._sessions: SessionStore | None = None
         self._children: ChildrenService | None = None
@@ -185,6 +195,7 @@ class Agents:
                 processes=self._processes,
                 clock=self._clock,
                 python=self._config.kernel_python,
+                templates=self._templates,
                 packages=self._config.kernel.packages,
             )
             ports, limits = SessionPorts(), self._config.children
@@ -231,6 +242,8 @@ class Agents:
             await self._sessions.aclose()
         if self._children is not None:
             await self._children.aclose()
+        if self._templates is not None:
+            await self._templates.aclose()
         if self._models is not None:
             await self._models.aclose()
 

@@ -31,6 +31,10 @@ class KernelConfig(_Table, frozen=True):
     """
     packages: tuple[str, ...] = ()
     """Requirements of the managed environment besides the runtime."""
+    warm: bool = True
+    """Fork kernels from a template process; false starts each one cold."""
+    preload: tuple[str, ...] = ()
+    """Modules that the template loads for its kernels."""
 
 
 class LogConfig(_Table, frozen=True):

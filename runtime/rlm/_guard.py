@@ -12,7 +12,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from . import _linux
@@ -37,7 +37,7 @@ class Channels(NamedTuple):
     guard_pid: int
 
 
-def split(*, control: int | None, owner: int) -> Channels:
+def split(*, control: int | None, owner_fd: int | None, private: Sequence[int] = ()) -> Channels:
     """
     Fork. The child returns as the kernel; the parent becomes its guard and never returns.
 
@@ -46,7 +46,8 @@ def split(*, control: int | None, owner: int) -> Channels:
 
     Args:
         control: a SOCK_SEQPACKET fd of the host, or None; the guard owns it.
-        owner: pid of the process whose end ends the kernel; 0 when it cannot be seen from here.
+        owner_fd: pidfd of the process whose end ends the kernel; None when there is none to be had.
+        private: what the kernel alone keeps.
     """
     requests, events = high_fd(0, close=False), high_fd(1, close=False)
     pipes = [os.pipe() for _ in NAMES]
@@ -56,9 +57,6 @@ def split(*, control: int | None, owner: int) -> Channels:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    owner_fd = _linux.pidfd(owner)
-    if owner and os.getppid() != owner:
-        os._exit(125)  # the owner was gone before it could be watched
     _linux.become_subreaper()
     me = os.getpid()
     pid = os.fork()
@@ -76,9 +74,18 @@ def split(*, control: int | None, owner: int) -> Channels:
         os.dup2(2, 1)
         return Channels(requests, events, reads, writes, page, me)
     os.dup2(0, 1)
-    for fd in writes:
+    for fd in (*writes, *private):
         os.close(fd)
     _Guard(pid, control, owner_fd, requests, _Pump(reads, events, page)).run()
+
+
+def watch_parent() -> int | None:
+    """Give a pidfd of the process that started this one, or None; ends when it is gone already."""
+    owner = os.getppid()
+    owner_fd = _linux.pidfd(owner)
+    if os.getppid() != owner:
+        os._exit(125)
+    return owner_fd
 
 
 def capture(channels: Channels) -> None:

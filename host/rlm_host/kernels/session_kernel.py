@@ -363,6 +363,7 @@ class SessionKernel:
         return open_kernel(
             host.processes,
             await prepare(host, self._facts),
+            templates=host.templates,
             host_requests=self._host_requests,
             on_background=self._on_background,
             on_state=self._state_changed,
