@@ -58,6 +58,7 @@ class ClientAttachment:
         self._asked: dict[Id, asyncio.Future[msgspec.Raw]] = {}
         self._on_close: list[Callable[[], None]] = []
         self._watching = False
+        self._held = False
         self._flush_comes = False
         self._drained: asyncio.Future[None] | None = None
         self.closed = False
@@ -133,7 +134,7 @@ class ClientAttachment:
             body = self.peer.respond(id_, result)
         except UnicodeEncodeError:
             body = self.peer.respond(id_, _scrubbed(result))
-        self._send("", encode_headers(body))
+        self._answer(body)
 
     def fail(self, id_: Id, error: RlmError) -> None:
         """Refuse a request."""
@@ -141,7 +142,7 @@ class ClientAttachment:
             body = self.peer.fail(id_, error)
         except (UnicodeEncodeError, TypeError, ValueError):
             body = self.peer.fail(id_, type(error)(_scrubbed(error.message)))
-        self._send("", encode_headers(body))
+        self._answer(body)
 
     def reply_raw(self, body: bytes) -> None:
         """Send an answer that the peer's bookkeeping has already made."""
@@ -159,11 +160,11 @@ class ClientAttachment:
 
     def hold(self) -> None:
         """Let what is sent from now on wait for `flush`, which the caller promises."""
-        self._flush_comes = True
+        self._held = True
 
     def flush(self) -> None:
         """Write what waits, as far as the descriptor takes it."""
-        self._flush_comes = False
+        self._held = self._flush_comes = False
         if self._outbox and not self._watching and not self.closed:
             self._write()
 
@@ -198,6 +199,11 @@ class ClientAttachment:
         except UnicodeEncodeError:
             return encode_headers(self.peer.notify(method, _scrubbed(payload)))
 
+    def _answer(self, body: bytes) -> None:
+        self._send("", encode_headers(body))
+        if not self._held:  # somebody waits for it: with what was told before, and at once
+            self.flush()
+
     def _send_body(self, method: str, render: Callable[[str, Any], bytes], payload: object) -> None:
         if not self.closed:
             self._send(method, encode_headers(render(method, payload)))
@@ -217,7 +223,7 @@ class ClientAttachment:
             return
         if self._outbox.unsent_bytes >= BURST_BYTES:
             self._write()
-        elif not self._flush_comes:
+        elif not (self._held or self._flush_comes):
             self._flush_comes = True
             self._loop.call_soon(self.flush)
 
