@@ -1,5 +1,6 @@
 """What a durable record means to clients: at most one notification each. Pure."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,19 +14,21 @@ Notification = tuple[str, msgspec.Struct]
 """`(method, payload)`."""
 
 
-def notification_of(entry: r.Entry, view: Session) -> Notification | None:
+def notification_of(
+    entry: r.Entry, session_id: str, view: Callable[[], Session]
+) -> Notification | None:
     """
     Give the notification of a record, or None when clients are not told of it.
 
-    `view` is the session as it is now: a replay tells the present name, not one that has passed.
+    `view` gives the session as it is now: a replay tells the present name, not one that has passed.
     """
-    where: dict[str, Any] = {"session_id": view.id, "seq": entry.seq, "gen": entry.gen}
+    where: dict[str, Any] = {"session_id": session_id, "seq": entry.seq, "gen": entry.gen}
     record = entry.record
     match record:
         case r.SessionOpened():
-            return "session/created", SessionCreated(**where, session=view)
+            return "session/created", SessionCreated(**where, session=view())
         case r.SessionRenamed() | r.SessionConfigured() | r.ModelChanged() | r.SessionArchived():
-            return "session/updated", SessionUpdated(**where, session=view)
+            return "session/updated", SessionUpdated(**where, session=view())
         case r.SessionDeleted():
             return "session/closed", SessionClosed(**where, reason="deleted")
         case r.TurnAccepted():

@@ -87,6 +87,11 @@ class Recorded:
         self.closing = False
         self.transcript = Transcript()
         self._shared, self._directory, self._name = shared, directory, journal_name
+        ephemeral = self.state.opened.ephemeral
+        self._paths: dict[str, Any] = {
+            "journal_path": None if ephemeral else str(directory.path / journal_name),
+            "artifacts_path": str(artifacts_path),
+        }
         self._marks, self._checkpointed = recovered.marks, recovered.from_seq
         self._checkpointing: asyncio.Future[None] | None = None
         self._arrived: list[r.Entry] | None = None  # entries while the transcript is being read
@@ -106,11 +111,7 @@ class Recorded:
 
     def view(self) -> Session:
         """What a client sees of the session now."""
-        ephemeral = self.state.opened.ephemeral
-        return self.state.view(
-            journal_path=None if ephemeral else str(self._directory.path / self._name),
-            artifacts_path=str(self.artifacts_path),
-        )
+        return self.state.view(**self._paths)
 
     @property
     def folder(self) -> Path:
@@ -129,9 +130,9 @@ class Recorded:
         """The number of the record that was written last, durable or not yet."""
         return self._journal.last_seq
 
-    def write(self, record: r.Record) -> "asyncio.Future[r.Entry]":
+    def write(self, record: r.Record, *, linger_ms: int = 0) -> "asyncio.Future[r.Entry]":
         """Add a record without waiting for it; see `Journal.append`."""
-        return self._journal.append(record)
+        return self._journal.append(record, linger_ms=linger_ms)
 
     async def append(self, *given: r.Record) -> r.Entry:
         """Make records durable, in one write; give the last one's entry. Published in order."""
@@ -159,7 +160,7 @@ class Recorded:
         self._checkpoint(unless_fewer=CHECKPOINT_EVERY)
 
     def _notification(self, entry: r.Entry) -> Notification | None:
-        return notification_of(entry, self.view())
+        return notification_of(entry, self.id, self.view)
 
     def _checkpoint(self, *, unless_fewer: int = 1) -> None:
         """Write the fold to disk beside the loop, when that many records came since the last."""
