@@ -186,8 +186,10 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .sessions.checking import Checker
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
+            from .sessions.tools import ClientTools
 
             kernels = KernelHost(
                 home=self._home,
@@ -199,6 +201,7 @@ class Agents:
                 packages=self._config.kernel.packages,
             )
             ports, limits = SessionPorts(), self._config.children
+            ClientTools(Checker(self._processes)).install(ports)
             self._children = ChildrenService(
                 models=self.models,
                 clock=self._clock,

@@ -67,6 +67,7 @@ MAY_IMPORT_FOLDER = {
 
 PURE = (
     "protocol/rlm_protocol/*.py",
+    "host/rlm_host/sessions/json_schema.py",
     "host/rlm_host/sessions/state.py",
     "host/rlm_host/kernels/lifecycle.py",
     "host/rlm_host/children/admission.py",

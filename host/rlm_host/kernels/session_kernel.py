@@ -16,6 +16,7 @@ from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
+from .bootstrap import Bootstrap, bind_code
 from .cell import (
     CellOutcome,
     Completion,
@@ -77,6 +78,7 @@ class SessionKernel:
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None] | None = None,
         persistent: bool = True,
+        bootstrap: Bootstrap = bind_code,
     ) -> None:
         """
         Nothing is started and nothing written.
@@ -92,6 +94,7 @@ class SessionKernel:
             on_background: gets output that belongs to no running cell of ours.
             on_status: told of every change of `status`.
             persistent: keep snapshots.
+            bootstrap: what a new process is told before its first cell.
         """
         self._host = host
         self._facts = SessionFacts(
@@ -101,7 +104,7 @@ class SessionKernel:
         self._on_background = on_background
         self._on_status = on_status
         store = SnapshotStore(host.home, session_dir) if persistent else None
-        self._slot = KernelSlot(self._open, store)
+        self._slot = KernelSlot(self._open, store, bootstrap)
         self._told_status = KernelStatus.ABSENT
         self._told_revival: Revival | None = None
         self._worker = Worker(self._between, self._end)
@@ -225,6 +228,12 @@ class SessionKernel:
         return Inspection(found=bool(done.found), text=done.text or "")
 
     # --- the namespace as a whole -----------------------------------------------------------------
+
+    def rebind(self) -> None:
+        """Have a living process learn what `bootstrap` gives now, behind cells that wait."""
+        if self._slot.kernel is not None and self._ending is None:
+            # A process that dies over it is replaced by one that learns it at its start.
+            self._worker.put(self._slot.rebind).add_done_callback(_look_at)
 
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport:
         """
@@ -441,6 +450,11 @@ class SessionKernel:
 
 async def _nothing() -> None:
     pass
+
+
+def _look_at(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled() and (why := done.exception()) is not None:
+        log.warning("a kernel was not told what has changed: %s", why)
 
 
 def _never_began(cell: _Cell) -> CellOutcome:

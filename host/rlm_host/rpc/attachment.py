@@ -62,6 +62,8 @@ class ClientAttachment:
         self._flush_comes = False
         self._drained: asyncio.Future[None] | None = None
         self.closed = False
+        self.initialized = False
+        """Whether the client has shaken hands: it hears nothing before."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -279,6 +281,12 @@ class Attachments:
         """Count an attachment until it closes."""
         self._open[attachment.id] = attachment
         attachment.on_close(lambda: self._remove(attachment))
+
+    def broadcast(self, method: str, payload: msgspec.Struct, *, but: str) -> None:
+        """Notify every client but one."""
+        for attachment in tuple(self._open.values()):
+            if attachment.initialized and attachment.id != but:
+                attachment.notify(method, payload)
 
     def _remove(self, attachment: ClientAttachment) -> None:
         if self._open.pop(attachment.id, None) is not None:

@@ -341,7 +341,7 @@ class Connection:
             raise InvalidRequest("The connection is initialized already.")
         params = decode_params("initialize", request.params)
         result = initialize_result(params, frozenset(self._handlers))
-        self._initialized = True
+        self._initialized = self.attachment.initialized = True
         self._language.initialize(params)
         self._on_initialize(params)
         return result

@@ -52,6 +52,8 @@ class Cells:
 
     def __init__(self, session: "SessionActor") -> None:
         self._session = session
+        self.running: dict[str, str | None] = {}
+        """The turn of each cell that runs or waits; None of one that a client asked for."""
         self._served = False  # whether a process has answered since this host opened the session
 
     async def run(
@@ -90,6 +92,7 @@ class Cells:
         session.subscriptions.open_item(
             item_id, session.last_seq, lambda: _with_output(item, output, "inProgress")
         )
+        self.running[item_id] = turn_id
         try:
             outcome, failure = await self._execute(code, item_id, output, interrupt)
             notes = self._note_revival(outcome) if outcome is not None else []
@@ -110,6 +113,7 @@ class Cells:
             )
             await session.append(*self._kernel_started(outcome), record)
         finally:
+            del self.running[item_id]
             output.close()
             session.subscriptions.close_item(item_id)
         return CellRun(item=item, failure=failure)
@@ -218,6 +222,7 @@ class Cells:
                 **session.where(),
                 status=STATUS[status],
                 incarnation=session.state.kernel,
+                pid=session.kernel.pid,
             ),
         )
 

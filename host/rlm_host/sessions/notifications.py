@@ -7,6 +7,7 @@ import msgspec
 
 from rlm_protocol import item as i
 from rlm_protocol import records as r
+from rlm_protocol.host import ApprovalResolved
 from rlm_protocol.session import Session, SessionClosed, SessionCreated, SessionUpdated
 from rlm_protocol.turn import TurnCompleted, TurnStarted
 
@@ -45,6 +46,13 @@ def notification_of(
             return "turn/completed", completed
         case r.CellStarted():
             return "item/started", i.ItemStarted(**where, item=started_cell(record, entry.at_ms))
+        case r.ToolCallStarted():
+            return "item/started", i.ItemStarted(**where, item=started_call(record, entry.at_ms))
+        case r.ApprovalSettled():
+            resolved = ApprovalResolved(
+                **where, approval_id=record.approval_id, decision=record.decision
+            )
+            return "approval/resolved", resolved
         case r.ItemCompleted():
             return "item/completed", i.ItemCompleted(**where, item=record.item)
         case r.DamageFound():
@@ -68,6 +76,21 @@ def started_cell(record: r.CellStarted, at_ms: int) -> i.ReplCell:
         started_at_ms=at_ms,
         code=record.code,
         author=record.author,
+    )
+
+
+def started_call(record: r.ToolCallStarted, at_ms: int) -> i.ToolCall:
+    """Give the item of a tool call that runs."""
+    return i.ToolCall(
+        id=record.item_id,
+        turn_id=record.turn_id,
+        status="inProgress",
+        started_at_ms=at_ms,
+        name=record.name,
+        arguments=record.arguments,
+        cell_id=record.cell_id,
+        truncated=record.artifact is not None,
+        artifact=record.artifact,
     )
 
 

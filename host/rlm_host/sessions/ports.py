@@ -45,6 +45,9 @@ class Kernel(Protocol):
     @property
     def status(self) -> KernelStatus: ...
 
+    @property
+    def pid(self) -> int | None: ...
+
     async def execute(
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome: ...
@@ -56,6 +59,8 @@ class Kernel(Protocol):
     async def complete(self, code: str, cursor: int) -> Completion: ...
 
     async def inspect(self, code: str, cursor: int) -> Inspection: ...
+
+    def rebind(self) -> None: ...
 
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport: ...
 
@@ -83,6 +88,7 @@ class KernelFactory(Protocol):
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None],
         persistent: bool,
+        bootstrap: Callable[[], str],
     ) -> Kernel: ...
 
 

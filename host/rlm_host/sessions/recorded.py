@@ -6,10 +6,10 @@ The base of `SessionActor`. Here is the one place where a durable record becomes
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,9 @@ from .subscriptions import Listener, Subscriptions
 from .transcript import Transcript
 from .turn import error_item
 
+if TYPE_CHECKING:
+    from .session import SessionActor
+
 log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY = 1000
@@ -55,6 +58,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     ports: SessionPorts
     new_id: Callable[[str], str]
     random: Callable[[], float]
+    loaded: "Mapping[str, SessionActor]"
+    """The sessions that are open in this process, by id."""
 
 
 class Recorded:
@@ -111,7 +116,16 @@ class Recorded:
 
     def view(self) -> Session:
         """What a client sees of the session now."""
+        return msgspec.structs.replace(self.summary(), options=self.state.options)
+
+    def summary(self) -> Session:
+        """What a list shows of the session now."""
         return self.state.view(**self._paths)
+
+    @property
+    def home(self) -> Path:
+        """RLM_HOME of the host."""
+        return self._shared.home
 
     @property
     def folder(self) -> Path:
@@ -122,6 +136,21 @@ class Recorded:
     def depth(self) -> int:
         """0 for a root session."""
         return self.state.opened.parent.depth if self.state.opened.parent else 0
+
+    @property
+    def ancestors(self) -> "tuple[SessionActor, ...]":
+        """The sessions above this one, its parent first; they are open while it is."""
+        link, found = self.state.opened.parent, []
+        while link is not None and (above := self._shared.loaded.get(link.session_id)) is not None:
+            found.append(above)
+            link = above.state.opened.parent
+        return tuple(found)
+
+    @property
+    def descendants(self) -> "tuple[SessionActor, ...]":
+        """The open sessions below this one."""
+        others = tuple(self._shared.loaded.values())
+        return tuple(one for one in others if any(above is self for above in one.ancestors))
 
     # --- the journal ---
 

@@ -50,6 +50,7 @@ from .recovery import peek
 from .requests import digest_of
 from .session import SessionActor
 from .state import SessionState
+from .tools import check_tools
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class SessionStore:
         self._default_thinking = default_thinking
         self._max_depth, self._socket = max_depth, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
+        self._loaded: dict[str, SessionActor] = {}
         self._shared = Environment(
             home=home,
             clock=clock,
@@ -108,9 +110,9 @@ class SessionStore:
             ports=ports,
             new_id=new_id,
             random=random.random,
+            loaded=self._loaded,
         )
         self._index = Index(home)
-        self._loaded: dict[str, SessionActor] = {}
         self._opening: dict[str, asyncio.Future[SessionActor]] = {}
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
@@ -139,7 +141,7 @@ class SessionStore:
         For a child `parent.directory` may exist already, and `session_id` may be chosen.
 
         Raises:
-            InvalidParams: `cwd` is no folder.
+            InvalidParams: `cwd` is no folder, or a tool cannot be offered.
             ModelUnavailable, AuthRequired, ThinkingUnsupported: nothing was created.
             Conflict: the key came before with other parameters.
             StoreFull, StoreUnavailable: nothing was created.
@@ -185,6 +187,7 @@ class SessionStore:
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()
+        await self._thread(check_tools, options.tools or ())
         env = env_of(options)
         header = r.SessionOpened(
             session_id=session_id,
@@ -211,7 +214,7 @@ class SessionStore:
         folder = self._folder(header)
 
         def write() -> Opened:
-            prompt, files = composed(self._home, header, header.options.instructions)
+            prompt, files = composed(self._home, header, header.options)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
             with Directory.open(folder) as directory:
@@ -352,7 +355,7 @@ class SessionStore:
         """Give a page of root sessions, newest first. Raises InvalidParams for a foreign cursor."""
         before = page_cursor(params.cursor)
         self._look_through()
-        live = {actor.id: actor.view() for actor in self._loaded.values()}
+        live = {actor.id: actor.summary() for actor in self._loaded.values()}
         rows = await self._thread_on(
             paths.sessions(self._home),
             lambda: self._index.page(
@@ -459,7 +462,7 @@ class SessionStore:
         """Have the index know the session as it is now."""
         if not actor.state.opened.ephemeral:
             state = msgspec.structs.replace(actor.state)  # the fold goes on meanwhile
-            await self._thread(self._index.put, state, actor.view(), actor.folder)
+            await self._thread(self._index.put, state, actor.summary(), actor.folder)
 
     def _folder(self, header: r.SessionOpened) -> Path:
         """Give the folder that holds the session's journal."""
