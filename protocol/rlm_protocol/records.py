@@ -52,12 +52,19 @@ class ParentLink(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class ForkOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Where a fork's records come from and what became of the kernel."""
+    """
+    Where a fork's records come from and what became of the kernel.
+
+    `restored`: the fork's first cell finds the names of `snapshot`, the newest at or before its
+    turn, taken after the cell `item_id`. `lost`: there was a kernel, and no such snapshot is kept.
+    """
 
     session_id: str
     turn_id: str | None
     seq: int
     kernel: Literal["restored", "none", "lost"] = "none"
+    snapshot: str | None = None
+    item_id: str | None = None
 
 
 class SessionOpened(_Record, frozen=True, kw_only=True, tag="session_opened"):
@@ -351,12 +358,17 @@ class KernelStarted(_Record, frozen=True, tag="kernel_started"):
 
 
 class SnapshotTaken(_Record, frozen=True, tag="snapshot_taken"):
-    """The namespace lies in the session's kernel state, as it was after the cell `item_id`."""
+    """
+    The namespace lies in the session's kernel state, as it was after the cell `item_id`.
+
+    `snapshot` finds the payload while it is kept; `skipped` names are not in it.
+    """
 
     item_id: str | None
     saved: int
     skipped: tuple[str, ...] = ()
     size_bytes: int = 0
+    snapshot: str = ""
 
 
 class UsageRecorded(_Record, frozen=True, tag="usage_recorded"):

@@ -113,6 +113,9 @@ class StubKernel:
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport:
         return SnapshotReport()
 
+    async def save_unsaved(self) -> None:
+        return None
+
     async def restore(self) -> Revival:
         return Revival(reason="restarted")
 

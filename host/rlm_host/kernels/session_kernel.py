@@ -25,6 +25,7 @@ from .cell import (
     KernelStatus,
     Names,
     OnEvent,
+    OnSaved,
     OutputEvent,
     Revival,
     SnapshotReport,
@@ -77,6 +78,7 @@ class SessionKernel:
         host_requests: HostRequests,
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None] | None = None,
+        on_saved: OnSaved | None = None,
         persistent: bool = True,
         bootstrap: Bootstrap = bind_code,
     ) -> None:
@@ -93,6 +95,7 @@ class SessionKernel:
             host_requests: answers what cells ask.
             on_background: gets output that belongs to no running cell of ours.
             on_status: told of every change of `status`.
+            on_saved: told of every snapshot, also of those that nobody asked for.
             persistent: keep snapshots.
             bootstrap: what a new process is told before its first cell.
         """
@@ -103,6 +106,7 @@ class SessionKernel:
         self._host_requests = host_requests
         self._on_background = on_background
         self._on_status = on_status
+        self._on_saved = on_saved
         store = SnapshotStore(host.home, session_dir) if persistent else None
         self._slot = KernelSlot(self._open, store, bootstrap)
         self._told_status = KernelStatus.ABSENT
@@ -113,6 +117,7 @@ class SessionKernel:
         self._quiet: asyncio.Task[None] | None = None
         self._unsaved = False
         self._last_cell_ms = 0
+        self._last_cell_id: str | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -245,6 +250,11 @@ class SessionKernel:
         """
         return await self._worker.put(lambda: self._save(prune_oversized))
 
+    async def save_unsaved(self) -> None:
+        """Save what is newer than the last snapshot, behind cells that run or wait."""
+        if self._unsaved:
+            await self._worker.put(self._save_quietly)
+
     async def restore(self) -> Revival:
         """
         Load the last snapshot over the namespace, behind cells that run or wait.
@@ -329,6 +339,8 @@ class SessionKernel:
                 return _never_began(cell)
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
+            if not cell.silent:
+                self._last_cell_id = cell.id
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
@@ -415,8 +427,12 @@ class SessionKernel:
             log.warning("the kernel's namespace was not saved: %s", why)
 
     async def _save(self, prune_oversized: bool) -> SnapshotReport:
-        report = await self._slot.save(prune_oversized=prune_oversized)
+        report = msgspec.structs.replace(
+            await self._slot.save(prune_oversized=prune_oversized), cell_id=self._last_cell_id
+        )
         self._unsaved = False
+        if self._on_saved is not None:
+            await self._on_saved(report)
         return report
 
     async def _soon(self, live: Kernel, request: Question) -> kernel.Done:

@@ -165,13 +165,13 @@ class KernelSlot:
                 prune_oversized=prune_oversized,
             )
             done = await self.live.run(request)
-            if done.status == "ok":
-                await asyncio.to_thread(self._store.commit)
+            snapshot_id = await asyncio.to_thread(self._store.commit) if done.status == "ok" else ""
         except OSError as why:
             raise SnapshotFailed(why=str(why)) from why
         if done.status != "ok":
             raise SnapshotFailed(why=done.reason or None)
         return SnapshotReport(
+            id=snapshot_id,
             saved=tuple(done.saved or ()),
             skipped=tuple(done.skipped or ()),
             pruned=tuple(done.pruned or ()),

@@ -1,6 +1,7 @@
 """Cells of a session: handed to its kernel in order, streamed to clients, recorded once."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,12 +13,14 @@ from rlm_protocol.errors import KernelDied, RlmError
 from rlm_protocol.item import CellError, ItemDelta, ReplCell
 from rlm_protocol.repl import KernelStatus, ReplExecuteResult, ReplOutput, ReplStatusChanged
 
-from ..kernels.cell import CellOutcome, OutputEvent, Revival
+from ..kernels.cell import CellOutcome, OutputEvent, Revival, SnapshotReport
 from ..kernels.cell import KernelStatus as Status
 from .output import Channel, Output
 
 if TYPE_CHECKING:
     from .session import SessionActor
+
+log = logging.getLogger(__name__)
 
 YIELD_S = 0.7
 """A cell of an interrupted turn may take this long to end; then the turn ends without it."""
@@ -194,7 +197,8 @@ class Cells:
     def _note_revival(self, outcome: CellOutcome) -> list[str]:
         """Say to the model which names a new process has and which it lost."""
         if outcome.revival is not None:
-            return [_revival_text(outcome.revival)]
+            taken = self._session.state.snapshot
+            return [_revival_text(outcome.revival, taken.skipped if taken else ())]
         if self._new_process(outcome) and self._session.state.kernel:
             return ["[A new kernel process: nothing that was defined before exists any more.]"]
         return []
@@ -212,6 +216,20 @@ class Cells:
             case _:
                 return
         self._session.emit("repl/output", payload)
+
+    async def on_saved(self, report: SnapshotReport) -> None:
+        """Record a snapshot; a disk that does not take the record leaves it to the next one."""
+        record = r.SnapshotTaken(
+            item_id=report.cell_id,
+            snapshot=report.id,
+            saved=len(report.saved),
+            skipped=tuple(name.name for name in report.skipped),
+            size_bytes=report.size_bytes,
+        )
+        try:
+            await self._session.append(record)
+        except RlmError as why:
+            log.warning("a snapshot of %s is not recorded: %s", self._session.id, why)
 
     def on_status(self, status: Status) -> None:
         """Tell clients what the kernel is doing."""
@@ -295,12 +313,16 @@ def _failure_text(failure: RlmError) -> str:
     )
 
 
-def _revival_text(revival: Revival) -> str:
+def _revival_text(revival: Revival, skipped: tuple[str, ...]) -> str:
+    """Say what is there and what is not; `skipped` names could not be saved."""
     came_back = ", ".join(revival.restored) or "none"
     text = f"[A new kernel process ({revival.reason}). Names that came back: {came_back}."
-    if revival.failed:
-        lost = ", ".join(f"{name.name} ({name.reason})" for name in revival.failed)
-        text += f" Not restored: {lost}."
+    lost = [f"{name.name} ({name.reason})" for name in revival.failed]
+    lost += [f"{name} (could not be saved)" for name in skipped if name not in revival.restored]
+    if lost:
+        text += f" Not restored: {', '.join(lost)}."
+    if revival.refused is None:
+        text += " Whatever else was defined before does not exist any more."
     if revival.refused:
         text += f" The snapshot was not used: {revival.refused}."
     return text + "]"

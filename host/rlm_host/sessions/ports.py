@@ -25,6 +25,7 @@ from ..kernels.cell import (
     KernelStatus,
     Names,
     OnEvent,
+    OnSaved,
     OutputEvent,
     Revival,
     SnapshotReport,
@@ -64,6 +65,8 @@ class Kernel(Protocol):
 
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport: ...
 
+    async def save_unsaved(self) -> None: ...
+
     async def restore(self) -> Revival: ...
 
     async def restart(self, *, restore: bool) -> Revival | None: ...
@@ -87,6 +90,7 @@ class KernelFactory(Protocol):
         host_requests: HostRequests,
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None],
+        on_saved: OnSaved,
         persistent: bool,
         bootstrap: Callable[[], str],
     ) -> Kernel: ...

@@ -25,7 +25,7 @@ from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
 from ..kernels.bootstrap import bind_code
-from ..kernels.cell import SnapshotReport
+from ..kernels.cell import KernelStatus, SnapshotReport
 from ..kernels.recipe import Recipe
 from ..models.catalog import check_thinking
 from ..paths import Directory
@@ -360,16 +360,12 @@ class SessionActor(Recorded):
 
     async def snapshot(self) -> SnapshotReport:
         """Save the kernel's namespace now. Raises SnapshotFailed and Kernel* errors."""
-        saved = await self.kernel.snapshot()
-        await self.append(
-            r.SnapshotTaken(
-                item_id=None,
-                saved=len(saved.saved),
-                skipped=tuple(name.name for name in saved.skipped),
-                size_bytes=saved.size_bytes,
-            )
-        )
-        return saved
+        return await self.kernel.snapshot()
+
+    async def save_unsaved(self) -> None:
+        """Save the namespace if a resting kernel has names that are newer than its snapshot."""
+        if self.kernel.status is KernelStatus.IDLE:
+            await self.kernel.save_unsaved()
 
     def inherited(self) -> SessionOptions:
         """Give the options with the values of variables: what a child starts from."""
@@ -394,6 +390,7 @@ class SessionActor(Recorded):
             host_requests=self._host_request,
             on_background=self.cells.on_background,
             on_status=self.cells.on_status,
+            on_saved=self.cells.on_saved,
             persistent=not opened.ephemeral,
             bootstrap=lambda: bind_code(self.state.options.tools or ()),
         )

@@ -37,7 +37,7 @@ from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
 from .files import Files
-from .fork import copy_prefix, fork_header
+from .fork import Place, fork_header, write_fork
 from .index import Index
 from .journal import store_error
 from .lease import Holder
@@ -389,6 +389,8 @@ class SessionStore:
         """
         Copy a session's journal up to the end of a turn (default: its last) into a new session.
 
+        Its kernel starts with the newest names of that turn that are kept; see `ForkOrigin`.
+
         Raises:
             InvalidParams: no such turn has ended.
             StoreCorrupt: the journal is damaged before that place.
@@ -399,19 +401,18 @@ class SessionStore:
             source.state, self._shared.new_id("ses"), name=params.name, turn_id=turn_id
         )
         folder, now_ms = self._folder(header), self._shared.clock.now_ms()
+        damage, artifacts = list(source.state.damage), self._artifacts(header, folder)
+        await source.save_unsaved()
 
         def copy() -> Opened:
-            with Directory.open(source.folder) as origin, Directory.open(folder) as target:
-                copy_prefix(
-                    origin,
-                    f"{source.id}.jsonl",
-                    target,
-                    f"{header.session_id}.jsonl",
-                    header=header,
-                    turn_id=turn_id,
-                    damage=list(source.state.damage),
-                    at_ms=now_ms,
-                )
+            write_fork(
+                Place(folder=source.folder, session_id=source.id, artifacts=source.artifacts_path),
+                Place(folder=folder, session_id=header.session_id, artifacts=artifacts),
+                home=self._home,
+                header=header,
+                damage=damage,
+                at_ms=now_ms,
+            )
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
