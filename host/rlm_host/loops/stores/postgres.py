@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from psycopg import errors
 
 from rlm_protocol import loop_records as records
-from rlm_protocol.loop import RunStatus
+from rlm_protocol.loop import Provenance, RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ..head import fold_all
@@ -235,7 +235,14 @@ class PostgresRunStore:
 
     # --- leases -------------------------------------------------------------------------------
 
-    def claim(self, run_id: str, owner: str, *, ttl_ms: int = LEASE_MS) -> Lease | None:
+    def claim(
+        self,
+        run_id: str,
+        owner: str,
+        *,
+        ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
+    ) -> Lease | None:
         """Take a run. See `RunStore.claim`."""
         given = {"claim": uuid.uuid4(), "run_id": run_id, "owner": owner, "ttl_ms": ttl_ms}
 
@@ -243,7 +250,7 @@ class PostgresRunStore:
             with db.transaction():
                 line = db.execute(f"{_CLAIM} run_id = %(run_id)s RETURNING {ROW}", given).fetchone()
                 if line is not None:
-                    return lease_of(line, ttl_ms)
+                    return lease_of(db, line, ttl_ms, provenance)
                 run = find_run(db, run_id)
             if run.status != "running":
                 return None
@@ -258,6 +265,7 @@ class PostgresRunStore:
         tenant: str | None = None,
         workspace: str | None = None,
         ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
     ) -> Lease | None:
         """Take the oldest run that nobody works on, or give None; claimants do not wait."""
         given = {
@@ -271,7 +279,7 @@ class PostgresRunStore:
         def work(db: Db) -> Lease | None:
             with db.transaction():
                 line = db.execute(f"{_CLAIM} {_FREE} RETURNING {ROW}", given).fetchone()
-                return None if line is None else lease_of(line, ttl_ms)
+                return None if line is None else lease_of(db, line, ttl_ms, provenance)
 
         return self._write(work)
 

@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
+import msgspec
+
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import RunNotFound, StoreCorrupt
+from rlm_protocol.loop import Provenance
 from rlm_protocol.loop_records import Event, Submitted
 
 from .base import EventRow, Lease, RunRow
@@ -14,12 +17,13 @@ from .rows import (
     StoredRun,
     check_same_run,
     checksum,
+    claim_events,
     event_columns,
     event_row,
     moved_run,
     new_run,
     not_recorded,
-    submission,
+    submitted_in,
 )
 
 ROW = ", ".join(StoredRun.__struct_fields__)
@@ -82,7 +86,7 @@ def insert_run(db: Db, run_id: str, submitted: Submitted) -> bool:
                 (made, checksum("submitted", body), body),
             )
             return True
-    check_same_run(run_id, submission(find_event(db, run_id, "submitted")), submitted)
+    check_same_run(run_id, submitted_in(find_event(db, run_id, "submitted")), submitted)
     return False
 
 
@@ -168,9 +172,14 @@ def insert_events(db: Db, run: StoredRun, token: int, events: Sequence[Event]) -
     )
 
 
-def lease_of(line: tuple[Any, ...], ttl_ms: int) -> Lease:
-    """Give the lease of a line that was just claimed. Raises StoreCorrupt."""
+def lease_of(db: Db, line: tuple[Any, ...], ttl_ms: int, provenance: Provenance | None) -> Lease:
+    """Give the lease of a line that was just claimed, its claim recorded. Raises StoreCorrupt."""
     run = StoredRun(*line)
+    claimed = missing(db, run, run.token, claim_events(str(run.owner), provenance))
+    if claimed:
+        insert_events(db, run, run.token, claimed)
+        db.execute("UPDATE loop_runs SET seq = seq + %s WHERE id = %s", (len(claimed), run.id))
+        run = msgspec.structs.replace(run, seq=run.seq + len(claimed))
     return Lease(run_id=run.run_id, token=run.token, ttl_ms=ttl_ms, row=run.to_row())
 
 

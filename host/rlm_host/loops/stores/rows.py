@@ -8,8 +8,8 @@ import msgspec
 
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import ConfigInvalid, Conflict, LeaseHeld, LeaseLost, StoreCorrupt
-from rlm_protocol.loop import RunStatus
-from rlm_protocol.loop_records import Completed, Controlled, Event, Head, Submitted
+from rlm_protocol.loop import Provenance, RunStatus
+from rlm_protocol.loop_records import Claimed, Completed, Controlled, Event, Head, Submitted
 
 from .base import Control, ControlAction, EventRow, Lease, Page, RunRow
 
@@ -160,7 +160,12 @@ def damaged(run_id: str, what: str, why: str) -> StoreCorrupt:
 # --- what is already there ------------------------------------------------------------------------
 
 
-def submission(first: EventRow | None) -> Submitted:
+def claim_events(owner: str, provenance: Provenance | None) -> list[Event]:
+    """Give what a claim records."""
+    return [] if provenance is None else [Claimed(worker=owner, provenance=provenance)]
+
+
+def submitted_in(first: EventRow | None) -> Submitted:
     """Give what a run began with."""
     assert first is not None, "a run begins with its submission"
     assert isinstance(first.event, Submitted)
@@ -171,9 +176,10 @@ def check_same_run(run_id: str, there: Submitted, submitted: Submitted) -> None:
     """
     Refuse to submit a run again that is another. Raises Conflict.
 
-    From where it was submitted makes it no other; nor, to who does not ask for a fork, that it
+    From where it was submitted makes it no other; nor, to somebody who asks for no fork, that it
     is one.
     """
+    there, submitted = (msgspec.structs.replace(s, provenance=None) for s in (there, submitted))
     if submitted.parent is None:
         there = msgspec.structs.replace(
             there, parent=None, forked_at=None, seed_root=submitted.seed_root

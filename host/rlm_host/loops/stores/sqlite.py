@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import msgspec
 
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import RunNotFound
-from rlm_protocol.loop import RunStatus
+from rlm_protocol.loop import Provenance, RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ...clock import SystemClock
@@ -37,13 +36,14 @@ from .rows import (
     change_of,
     check_same_history,
     check_same_run,
+    claim_events,
     head_columns,
     held,
     lost,
     narrowed,
     not_completed,
     page_of,
-    submission,
+    submitted_in,
 )
 from .sqlite_file import BUSY_MS, open_file, store_errors
 from .sqlite_rows import (
@@ -175,7 +175,7 @@ class SqliteRunStore:
         except RunNotFound:
             insert_run(db, run_id, submitted, self._now_ms())
             return True
-        check_same_run(run_id, submission(there), submitted)
+        check_same_run(run_id, submitted_in(there), submitted)
         return False
 
     # --- reading ------------------------------------------------------------------------------
@@ -224,7 +224,14 @@ class SqliteRunStore:
 
     # --- leases -------------------------------------------------------------------------------
 
-    def claim(self, run_id: str, owner: str, *, ttl_ms: int = LEASE_MS) -> Lease | None:
+    def claim(
+        self,
+        run_id: str,
+        owner: str,
+        *,
+        ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
+    ) -> Lease | None:
         """Take a run. See `RunStore.claim`."""
         process = self._here()
         taken = set[tuple[str, int]]()
@@ -235,15 +242,25 @@ class SqliteRunStore:
                 return None
             if self._is_owned(run):
                 raise held(run_id, run.owner)
-            token, claims = run.token + 1, run.claims + 1
+            token = run.token + 1
+            claimed = claim_events(owner, provenance)
             db.execute(
-                "UPDATE runs SET token=?, owner=?, process=?, boot=?, expires_ms=?, claims=?"
+                "UPDATE runs SET token=?, seq=?, owner=?, process=?, boot=?, expires_ms=?, claims=?"
                 " WHERE id=?",
-                (token, owner, self._lock_name(), self._boot, self._expiry(ttl_ms), claims, run.id),
+                (
+                    token,
+                    insert_events(db, run, token, claimed, self._now_ms()),
+                    owner,
+                    self._lock_name(),
+                    self._boot,
+                    self._expiry(ttl_ms),
+                    run.claims + 1,
+                    run.id,
+                ),
             )
             taken.add((run_id, token))
             process.held.update(taken)
-            row = msgspec.structs.replace(run.to_row(), token=token, owner=owner, claims=claims)
+            row = find_run(db, run_id).to_row()
             return Lease(run_id=run_id, token=token, ttl_ms=ttl_ms, row=row)
 
         try:
