@@ -455,6 +455,15 @@ export type LoopApplyRequest = {
   action?: "apply" | "rollback";
 };
 
+/** A worker that took the run. Workers of Temporal take no runs and are not told of. */
+export type LoopClaim = {
+  token: number;
+  worker: string;
+  /** Wall clock, milliseconds since the epoch. */
+  atMs: number;
+  provenance: Provenance;
+};
+
 /** `loop/run` ended: the run is terminal, paused, or can be continued. */
 export type LoopCompletedNotice = {
   runId: string;
@@ -549,11 +558,16 @@ export type LoopReportParams = {
   limit?: number;
 };
 
-/** `next_after` is null on the last page. */
+/** `next_after` is null on the last page.
+
+`provenance` is of the submission; `claims` are those that came before the page's last
+generation and after the page before, on the last page all that are left. */
 export type LoopReportResult = {
   run: Run;
   generations: Array<LoopGeneration>;
   nextAfter?: number | null;
+  provenance?: Provenance | null;
+  claims?: Array<LoopClaim>;
 };
 
 /** Continue a run in the background; answers at once. */
@@ -639,6 +653,19 @@ export type Notice = {
   completedAtMs?: number | null;
   level: "info" | "warning";
   text: string;
+};
+
+/** What code a run was submitted or claimed with.
+
+`commit` is that of the Git working tree the code lies in, `dirty_digest` is of all that differs
+from it there (null: nothing does). Where `unknown` is not null, it says why they could not be
+read. `packages_digest` is of the names and versions of all installed distributions. */
+export type Provenance = {
+  commit: string | null;
+  dirtyDigest: string | null;
+  unknown: string | null;
+  interpreter: string;
+  packagesDigest: string;
 };
 
 /** Unsent bytes of all attachments, and bytes dropped for slow ones since the start. */
@@ -814,6 +841,7 @@ export type Run = {
   workspace: string;
   status: "cancelled" | "completed" | "failed" | "paused" | "running";
   generation: number;
+  maxGenerations?: number | null;
   bestReward?: number | "-inf" | "inf" | "nan" | null;
   bestArtifactId?: string | null;
   stoppedReason?: string | null;

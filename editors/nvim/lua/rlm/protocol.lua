@@ -373,6 +373,13 @@
 ---@field observation rlm.StepObservation
 ---@field action? "apply"|"rollback"
 
+--- A worker that took the run. Workers of Temporal take no runs and are not told of.
+---@class rlm.LoopClaim
+---@field token integer
+---@field worker string
+---@field atMs integer
+---@field provenance rlm.Provenance
+
 --- `loop/run` ended: the run is terminal, paused, or can be continued.
 ---@class rlm.LoopCompletedNotice
 ---@field runId string
@@ -455,11 +462,13 @@
 ---@field after? integer
 ---@field limit? integer
 
---- `next_after` is null on the last page.
+--- `next_after` is null on the last page. `provenance` is of the submission; `claims` are those that came before the page's last generation and after the page before, on the last page all that are left.
 ---@class rlm.LoopReportResult
 ---@field run rlm.Run
 ---@field generations (rlm.LoopGeneration)[]
 ---@field nextAfter? integer|nil
+---@field provenance? rlm.Provenance|nil
+---@field claims? (rlm.LoopClaim)[]
 
 --- Continue a run in the background; answers at once.
 ---@class rlm.LoopRunParams
@@ -532,6 +541,14 @@
 ---@field completedAtMs? integer|nil
 ---@field level "info"|"warning"
 ---@field text string
+
+--- What code a run was submitted or claimed with. `commit` is that of the Git working tree the code lies in, `dirty_digest` is of all that differs from it there (null: nothing does). Where `unknown` is not null, it says why they could not be read. `packages_digest` is of the names and versions of all installed distributions.
+---@class rlm.Provenance
+---@field commit string|nil
+---@field dirtyDigest string|nil
+---@field unknown string|nil
+---@field interpreter string
+---@field packagesDigest string
 
 --- Unsent bytes of all attachments, and bytes dropped for slow ones since the start.
 ---@class rlm.QueueStatus
@@ -679,6 +696,7 @@
 ---@field workspace string
 ---@field status "cancelled"|"completed"|"failed"|"paused"|"running"
 ---@field generation integer
+---@field maxGenerations? integer|nil
 ---@field bestReward? number|"-inf"|"inf"|"nan"|nil
 ---@field bestArtifactId? string|nil
 ---@field stoppedReason? string|nil
