@@ -1,18 +1,10 @@
-"""
-An async client of the host, for programs that embed it, for our own commands and for the tests.
-
-    async with HostClient.spawn() as client:
-        made = await client.request("session/create", {"cwd": "/some/folder"})
-
-Works on asyncio. Everything it starts belongs to its `async with` block.
-"""
+"""The client itself: how it is made, used, and how it comes back after a lost connection."""
 
 import asyncio
 import contextlib
 import os
-import socket as sockets
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -20,68 +12,69 @@ import msgspec
 
 from rlm_protocol import __version__
 from rlm_protocol.base import Cursor
-from rlm_protocol.errors import (
-    HostLost,
-    MethodNotFound,
-    RequestCancelled,
-    RequestFailed,
-    RlmError,
-    from_jsonrpc,
+from rlm_protocol.errors import HostLost, RequestFailed, RlmError, SessionNotFound
+from rlm_protocol.framing import UNDECODABLE
+from rlm_protocol.host import HostStatusResult, InitializeResult
+from rlm_protocol.methods import PROTOCOL_MAX, PROTOCOL_MIN
+from rlm_protocol.rpc import Id
+from rlm_protocol.session import (
+    SessionClosed,
+    SessionResumeParams,
+    SessionResumeResult,
+    SessionResync,
 )
-from rlm_protocol.framing import NEED_DATA, UNDECODABLE, HeaderReceiver, Refused, encode_headers
-from rlm_protocol.host import CancelParams, HostStatusResult, InitializeResult
-from rlm_protocol.limits import CLIENT_HEADER_BYTES, CLIENT_MESSAGE_BYTES
-from rlm_protocol.methods import EVENTS, PROTOCOL_MAX, PROTOCOL_MIN
-from rlm_protocol.rpc import (
-    Answered,
-    Id,
-    NotificationReceived,
-    RequestReceived,
-    RpcPeer,
-    Violation,
-)
-from rlm_protocol.session import SessionResumeParams, SessionResumeResult
+from rlm_protocol.turn import TextInput, TurnCompleted
 
-from .client_events import HostNotification, Subscription
-from .client_process import EXIT_S, HostProcess
-from .rpc.endpoint import Endpoint
-
-__all__ = ["HostClient", "HostNotification", "RequestHandler", "Subscription"]
+from ..rpc.endpoint import Endpoint
+from ..rpc.sockets import connect
+from .attachments import Attachments
+from .connection import Connection, Payload, RequestHandler
+from .events import HostNotification, Subscription
+from .nouns import Nouns
+from .open_items import OpenItems
+from .process import EXIT_S, HostProcess
 
 T = TypeVar("T")
-RequestHandler = Callable[[dict[str, Any]], Awaitable[Any]]
-"""Answers a request of the host: params in, result out; RlmError is the refusal."""
+RECONNECT_S = 30.0
+"""How long a client of a socket tries to come back."""
+PAUSE_S, PAUSE_MAX_S = 0.02, 0.5
+"""Between two tries, the first and the longest."""
 
 
-class HostClient:
+class HostClient(Nouns):
     """
-    One connection to a host. Made by `spawn` or `attach`; used on one event loop.
+    A client of one host. Made by `spawn` or `attach`; used on one event loop.
 
-    `server` is the host's answer to `initialize`, `pid` its process. `cursors` holds, for each
-    session that this client has heard of, the last record it was told.
+    `server` is the host's answer to `initialize`, `pid` its process, `process` the one that `spawn`
+    has started. `handlers` answer the host's requests. The attributes `session`, `turn`, `repl`,
+    `agent`, `loop`, `model`, `usage`, `artifact`, `auth` and `host` hold typed requests.
+
+    A client of a socket whose connection is lost comes back by itself: it attaches anew to every
+    session that it heard and gets exactly the records that it has missed, so that notifications go
+    on without a gap and without a repeat. Where a host cannot replay them, one `session/resync`
+    comes instead: read `session/items` anew. What was asked and not answered fails with HostLost,
+    for it may have been carried out; what is asked meanwhile waits.
     """
 
     server: InitializeResult
     pid: int
 
-    def __init__(self, endpoint: Endpoint, process: HostProcess | None = None) -> None:
+    def __init__(self, process: HostProcess | None = None, socket: Path | None = None) -> None:
         """Use `spawn` or `attach` instead."""
-        self.cursors: dict[str, Cursor] = {}
+        super().__init__()
         self.process = process
-        self._endpoint = endpoint
-        self._loop = asyncio.get_running_loop()
-        self._peer = RpcPeer()
-        self._frames = HeaderReceiver(
-            max_frame_bytes=CLIENT_MESSAGE_BYTES, max_header_bytes=CLIENT_HEADER_BYTES
-        )
-        self._unsent = bytearray()
-        self._writing = False
-        self._asked: dict[Id, asyncio.Future[msgspec.Raw]] = {}
+        self.handlers: dict[str, RequestHandler] = {}
+        self.connects = 0
+        """How many connections it has had."""
+        self._socket = socket
+        self._reconnect_s = 0.0
+        self._capabilities: Mapping[str, Any] = {}
+        self._attachments = Attachments()
+        self._open_items = OpenItems()
         self._subscriptions: set[Subscription] = set()
-        self._handlers: dict[str, RequestHandler] = {}
-        self._serving: dict[Id, asyncio.Task[None]] = {}
-        self._lost: RlmError | None = None
-        self._loop.add_reader(endpoint.read_fd, self._readable)
+        self._gone: RlmError | None = None
+        self._coming_back: asyncio.Task[None] | None = None
+        self._connection: Connection
 
     # --- making one -------------------------------------------------------------------------------
 
@@ -120,11 +113,11 @@ class HostClient:
             cwd=cwd,
         )
         try:
-            client = cls(endpoint, process)
+            client = cls(process)
             client.pid = process.pid
-            async with contextlib.aclosing(_Closing(client)):
+            async with contextlib.aclosing(client):
                 try:
-                    await client._initialize(handlers, capabilities)
+                    await client._begin(endpoint, handlers, capabilities)
                 except HostLost:
                     raise await process.ended_early() from None
                 yield client
@@ -140,31 +133,36 @@ class HostClient:
         *,
         handlers: Mapping[str, RequestHandler] | None = None,
         capabilities: Mapping[str, Any] | None = None,
+        reconnect_s: float = RECONNECT_S,
     ) -> AsyncIterator[Self]:
         """
         Connect to a host that serves on a unix socket; the host lives on after the block.
 
+        Args:
+            socket: where it serves.
+            handlers: what answers the host's requests, by method.
+            capabilities: what goes into `capabilities.experimental.rlm`.
+            reconnect_s: how long to try to come back after a lost connection; 0 is not at all.
+
         Raises:
             HostLost: nobody answers there.
         """
-        sock = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        path = Path(socket)
         try:
-            sock.connect(str(socket))
+            sock = connect(path)
         except OSError as why:
-            sock.close()
             raise HostLost(f"No host answers on {socket}: {why.strerror}.") from why
-        client = cls(Endpoint.of_socket(sock))
-        async with contextlib.aclosing(_Closing(client)):
-            await client._initialize(handlers, capabilities)
-            client.pid = (await client.call("host/status", None, HostStatusResult)).pid
+        client = cls(socket=path)
+        async with contextlib.aclosing(client):
+            await client._begin(Endpoint.of_socket(sock), handlers, capabilities)
+            client.pid = (await client.host.status()).pid
+            client._reconnect_s = reconnect_s
             yield client
             await client._goodbye()
 
     # --- using it ---------------------------------------------------------------------------------
 
-    async def request(
-        self, method: str, params: Mapping[str, Any] | msgspec.Struct | None = None
-    ) -> Any:
+    async def request(self, method: str, params: Payload | None = None) -> Any:
         """
         Ask the host; give its result as plain data.
 
@@ -172,31 +170,28 @@ class HostClient:
 
         Raises:
             RlmError: the host's refusal, as the row of the error table.
-            HostLost: the connection ended before the answer.
+            HostLost: the connection ended before the answer; with an `idempotencyKey` the request
+                can be repeated.
         """
         return msgspec.json.decode(await self._ask(method, params))
 
-    async def call(
-        self,
-        method: str,
-        params: Mapping[str, Any] | msgspec.Struct | None,
-        result: type[T],
-    ) -> T:
+    async def call(self, method: str, params: Payload | None, result: type[T]) -> T:
         """Ask the host; give its result as the Struct `result`. Raises as `request` does."""
-        raw = await self._ask(method, params)
-        try:
-            return msgspec.json.decode(raw, type=result)
-        except UNDECODABLE as why:
-            raise RequestFailed(f"The host's answer to {method} cannot be read: {why}.") from why
+        return _decoded(method, await self._ask(method, params), result)
+
+    async def run_turn(self, session_id: str, text: str) -> TurnCompleted:
+        """Give a session an input and wait for the end of its turn. Raises as `request` does."""
+        async with self.notifications("turn/completed", session_id=session_id) as ends:
+            turn = await self.turn.start(session_id=session_id, input=(TextInput(text=text),))
+            async for event in ends:
+                ended: TurnCompleted = event.payload
+                if ended.turn_id == turn.turn_id:
+                    return ended
+        raise AssertionError("a subscription ends by raising")
 
     async def resume(self, session_id: str, cursor: Cursor | None = None) -> SessionResumeResult:
         """
         Attach to a session, from the last record that this client was told of it.
-
-        After a lost connection, attach anew and give the new client what the old one knew:
-
-            async with HostClient.attach(socket) as again:
-                await again.resume(session_id, old.cursors.get(session_id))
 
         With `replay` "complete" exactly what was missed comes as notifications behind the answer:
         make the subscription before. Else nothing of it comes; read `session/items` anew.
@@ -209,16 +204,21 @@ class HostClient:
             SessionNotFound, SessionLeased, HostLost: nothing was changed.
         """
         cursor = cursor or self.cursors.get(session_id)
-        params = SessionResumeParams(session_id=session_id, cursor=cursor)
-        answer = await self.call("session/resume", params, SessionResumeResult)
-        if self.cursors.get(session_id, cursor) == cursor:  # nothing was heard behind it yet
-            missed = cursor if answer.replay == "complete" else None
-            self.cursors[session_id] = missed or answer.cursor
-        return answer
+        return await self.session.resume(session_id=session_id, cursor=cursor)
 
-    def notify(self, method: str, params: Mapping[str, Any] | msgspec.Struct | None = None) -> None:
+    @property
+    def cursors(self) -> Mapping[str, Cursor]:
+        """For each session that this client has heard, the last record that it was told of."""
+        return self._attachments.cursors
+
+    @property
+    def open_requests(self) -> frozenset[Id]:
+        """Ids of the requests that wait for their answer."""
+        return self._connection.open_requests
+
+    def notify(self, method: str, params: Payload | None = None) -> None:
         """Tell the host something that has no answer."""
-        self._send(self._peer.notify(method, params if params is not None else {}))
+        self._connection.notify(method, params)
 
     @contextlib.asynccontextmanager
     async def notifications(
@@ -232,8 +232,8 @@ class HostClient:
             session_id: only of this session.
         """
         subscription = Subscription(frozenset(methods), session_id)
-        if self._lost is not None:
-            subscription.end(self._lost)
+        if self._gone is not None:
+            subscription.end(self._gone)
         self._subscriptions.add(subscription)
         try:
             yield subscription
@@ -242,184 +242,148 @@ class HostClient:
 
     def handle(self, method: str, handler: RequestHandler) -> None:
         """Answer the host's requests of this method; without a handler they are refused."""
-        self._handlers[method] = handler
+        self.handlers[method] = handler
+
+    async def aclose(self) -> None:
+        """Let go of the host: open requests fail, handlers that run are cancelled."""
+        self._end(HostLost("The client was closed."))
+        if self._coming_back is not None:
+            self._coming_back.cancel()
+            await asyncio.wait({self._coming_back})
+        await self._connection.aclose()
+
+    # --- what the connection tells (connection.Owner) ---------------------------------------------
+
+    def answered(self, method: str, params: Payload, result: msgspec.Raw) -> None:
+        """Note what a request that was carried out means for what is heard."""
+        with contextlib.suppress(*UNDECODABLE):  # `call` says so to whoever asked
+            self._attachments.answered(method, params, result)
+
+    def heard(self, event: HostNotification) -> None:
+        """Hand an event to every subscription; one that is no object is no event."""
+        try:
+            self._attachments.told(event)
+        except UNDECODABLE:
+            return
+        for one in self._open_items.hear(event) if self._reconnect_s else (event,):
+            for subscription in tuple(self._subscriptions):
+                subscription.offer(one)
+
+    def lost(self, why: HostLost) -> None:
+        """Come back if that is wished, else end."""
+        if self.process is not None:
+            why.data["stderr_tail"] = self.process.stderr_tail
+        if self._gone is None and self._coming_back is None:
+            if self._reconnect_s:
+                self._coming_back = asyncio.ensure_future(self._come_back(why))
+            else:
+                self._end(why)
 
     # --- the connection ---------------------------------------------------------------------------
 
-    async def _initialize(
+    async def _begin(
         self,
+        endpoint: Endpoint,
         handlers: Mapping[str, RequestHandler] | None,
         capabilities: Mapping[str, Any] | None,
     ) -> None:
-        self._handlers.update(handlers or {})
-        ours = {"protocol": {"min": PROTOCOL_MIN, "max": PROTOCOL_MAX}, **(capabilities or {})}
-        self.server = await self.call(
-            "initialize",
-            {
-                "processId": os.getpid(),
-                "clientInfo": {"name": "rlm-host-client", "version": __version__},
-                "rootUri": None,
-                "capabilities": {"experimental": {"rlm": ours}},
-            },
-            InitializeResult,
-        )
-        self.notify("initialized")
+        self.handlers.update(handlers or {})
+        self._capabilities = capabilities or {}
+        self._connection = Connection(endpoint, self)
+        await self._initialize()
+
+    async def _initialize(self) -> None:
+        ours = {"protocol": {"min": PROTOCOL_MIN, "max": PROTOCOL_MAX}, **self._capabilities}
+        params = {
+            "processId": os.getpid(),
+            "clientInfo": {"name": "rlm-host-client", "version": __version__},
+            "rootUri": None,
+            "capabilities": {"experimental": {"rlm": ours}},
+        }
+        self.server = await self._now("initialize", params, InitializeResult)
+        self._connection.notify("initialized")
+        self.connects += 1
 
     async def _goodbye(self) -> None:
+        self._reconnect_s = 0
         with contextlib.suppress(RlmError, TimeoutError):
             async with asyncio.timeout(EXIT_S):
-                await self.request("shutdown")
-                self.notify("exit")
+                await self._connection.ask("shutdown", None)
+                self._connection.notify("exit")
 
-    async def _ask(
-        self, method: str, params: Mapping[str, Any] | msgspec.Struct | None
-    ) -> msgspec.Raw:
-        if self._lost is not None:
-            raise self._lost
-        id_, body = self._peer.request(method, params if params is not None else {})
-        answer: asyncio.Future[msgspec.Raw] = self._loop.create_future()
-        self._asked[id_] = answer
-        self._send(body)
+    async def _ask(self, method: str, params: Payload | None) -> msgspec.Raw:
+        """Ask once there is a connection."""
+        while self._coming_back is not None:
+            await asyncio.wait({self._coming_back})
+        if self._gone is not None:
+            raise self._gone
+        return await self._connection.ask(method, params)
+
+    async def _now(self, method: str, params: Payload | None, result: type[T]) -> T:
+        """Ask by the connection that there is, which may not be ready for others yet."""
+        return _decoded(method, await self._connection.ask(method, params), result)
+
+    # --- coming back ------------------------------------------------------------------------------
+
+    async def _come_back(self, why: HostLost) -> None:
         try:
-            return await answer
-        except asyncio.CancelledError:
-            if not answer.done() or answer.cancelled():
-                self._peer.forget(id_)
-                self.notify("$/cancelRequest", CancelParams(id=id_))
+            async with asyncio.timeout(self._reconnect_s):
+                await self._connection.aclose()
+                pause_s = PAUSE_S
+                while not await self._is_back():
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        except TimeoutError:
+            self._end(HostLost(f"{why.message} It did not come back."))
+            await self._connection.aclose()
+        finally:
+            self._coming_back = None
+
+    async def _is_back(self) -> bool:
+        """Try once; the sessions are attached, and what was missed is on its way, when it is."""
+        assert self._socket is not None
+        try:
+            self._connection = Connection(Endpoint.of_socket(connect(self._socket)), self)
+        except OSError:
+            return False
+        try:
+            await self._initialize()
+            self.pid = (await self._now("host/status", None, HostStatusResult)).pid
+            for session_id in sorted(self._attachments.sessions):
+                await self._attach_again(session_id)
+        except RlmError:
+            await self._connection.aclose()
+        return self._connection.lost is None
+
+    async def _attach_again(self, session_id: str) -> None:
+        cursor = self.cursors[session_id]
+        about: dict[str, Any] = {"session_id": session_id, "seq": cursor.seq, "gen": cursor.gen}
+        params = SessionResumeParams(session_id=session_id, cursor=cursor)
+        try:
+            answer = await self._now("session/resume", params, SessionResumeResult)
+        except HostLost:
             raise
-        finally:
-            del self._asked[id_]
-
-    async def aclose(self) -> None:
-        """Let go of the connection: every open request fails with HostLost."""
-        self._lose("The client was closed.")
-        for task in list(self._serving.values()):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._endpoint.close()
-
-    def _readable(self) -> None:
-        data = self._endpoint.read()
-        if data is None:
-            return
-        self._frames.receive_data(data)
-        try:
-            while self._lost is None:
-                frame = self._frames.next_frame()
-                if frame is NEED_DATA:
-                    return
-                if frame is None:
-                    self._lose("The host closed the connection.")
-                elif isinstance(frame, Refused):
-                    self._lose(f"The host sent what is too long: {frame.error}")
-                else:
-                    self._heard(frame)
         except RlmError as error:
-            self._lose(f"The host's stream cannot be read: {error}")
-
-    def _heard(self, frame: bytes) -> None:
-        event = self._peer.receive(frame)
-        match event:
-            case Answered():
-                answer = self._asked.get(event.id)
-                if answer is None or answer.done():
-                    return
-                if event.error is not None:
-                    answer.set_exception(from_jsonrpc(event.error))
-                else:
-                    answer.set_result(event.result or msgspec.Raw(b"null"))
-            case NotificationReceived():
-                self._note(HostNotification(event.method, event.params))
-            case RequestReceived():
-                self._serving[event.id] = self._loop.create_task(self._serve(event))
-            case Violation():
-                if event.reply is not None:
-                    self._send(event.reply)
-
-    def _note(self, event: HostNotification) -> None:
-        if event.method == "$/cancelRequest":
-            task = self._serving.get(event.params.get("id", ""))
-            if task is not None:
-                task.cancel()
+            about["reason"] = "deleted" if isinstance(error, SessionNotFound) else "detached"
+            self._say("session/closed", SessionClosed(**about))
             return
-        row = EVENTS.get(event.method)
-        if row is None or not row.droppable:
-            place = msgspec.json.decode(event.raw, type=_Place)
-            if place.session_id is not None:
-                self.cursors[place.session_id] = Cursor(gen=place.gen, seq=place.seq)
-        for subscription in tuple(self._subscriptions):
-            subscription.offer(event)
+        if answer.replay != "complete":
+            now = answer.cursor
+            about |= {"seq": now.seq, "gen": now.gen}
+            self._say("session/resync", SessionResync(**about, cursor=now))
 
-    async def _serve(self, request: RequestReceived) -> None:
-        """Answer one request of the host."""
-        refusal: RlmError = RequestCancelled()
-        try:
-            handler = self._handlers.get(request.method)
-            if handler is None:
-                raise MethodNotFound(method=request.method)
-            result = await handler(msgspec.json.decode(request.params))
-            self._send(self._peer.respond(request.id, result))
-        except RlmError as error:
-            refusal = error
-        except Exception as error:
-            refusal = RequestFailed(f"The client's handler failed: {type(error).__name__}.")
-            self._loop.call_exception_handler(
-                {"message": f"handler of {request.method} failed", "exception": error}
-            )
-        finally:
-            del self._serving[request.id]
-            if request.id in self._peer.open_theirs:
-                self._send(self._peer.fail(request.id, refusal))
+    def _say(self, method: str, payload: msgspec.Struct) -> None:
+        """Tell subscriptions what no host will tell them any more."""
+        self.heard(HostNotification(method, msgspec.Raw(msgspec.json.encode(payload))))
 
-    def _send(self, body: bytes) -> None:
-        if self._lost is not None:
-            return
-        self._unsent += encode_headers(body)
-        if not self._writing:
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            while self._unsent:
-                with memoryview(self._unsent) as view:
-                    sent = self._endpoint.write(view)
-                if sent == 0:
-                    break
-                del self._unsent[:sent]
-        except OSError as why:
-            self._lose(f"The host does not read any more: {why.strerror}.")
-            return
-        if bool(self._unsent) != self._writing:
-            self._writing = bool(self._unsent)
-            if self._writing:
-                self._loop.add_writer(self._endpoint.write_fd, self._write)
-            else:
-                self._loop.remove_writer(self._endpoint.write_fd)
-
-    def _lose(self, reason: str) -> None:
-        if self._lost is not None:
-            return
-        said = {"stderr_tail": self.process.stderr_tail} if self.process is not None else {}
-        self._lost = HostLost(reason, **said)
-        self._loop.remove_reader(self._endpoint.read_fd)
-        if self._writing:
-            self._loop.remove_writer(self._endpoint.write_fd)
-            self._writing = False
-        for id_ in self._peer.lost():
-            answer = self._asked.get(id_)
-            if answer is not None and not answer.done():
-                answer.set_exception(self._lost)
+    def _end(self, why: HostLost) -> None:
+        self._gone = self._gone or why
         for subscription in self._subscriptions:
-            subscription.end(self._lost)
+            subscription.end(self._gone)
 
 
-class _Place(msgspec.Struct, rename="camel"):
-    session_id: str | None = None
-    gen: int = 0
-    seq: int = 0
-
-
-class _Closing:
-    def __init__(self, client: HostClient) -> None:
-        self.aclose = client.aclose
+def _decoded(method: str, raw: msgspec.Raw, result: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=result)
+    except UNDECODABLE as why:
+        raise RequestFailed(f"The host's answer to {method} cannot be read: {why}.") from why

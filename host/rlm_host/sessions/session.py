@@ -290,8 +290,11 @@ class SessionActor(Recorded):
 
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
-        if self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet):
+        if self._is_quiet():
             self.emit("session/quiet", SessionQuiet(**self.where()))
+
+    def _is_quiet(self) -> bool:
+        return self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet)
 
     def _said(self, text: str) -> UserMessage:
         now_ms = self.clock.now_ms()
@@ -432,9 +435,15 @@ class SessionActor(Recorded):
         return await self._requests.once(key, method, params, run)
 
     async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
-        """As `Recorded.attach`; then whatever waits for a person is put to the client, too."""
+        """
+        As `Recorded.attach`; then whatever waits for a person is put to the client, too.
+
+        One that comes back hears last that the session is quiet: no record would tell it.
+        """
         resumed = await super().attach(listener, cursor)
         self.approvals.ask_again(listener)
+        if cursor is not None and self._is_quiet():
+            listener("session/quiet", SessionQuiet(**self.where(self.state.seq)))
         return resumed
 
     # --- life ---
