@@ -50,6 +50,8 @@ class StubKernel:
         self.revival: Revival | None = None
         self._interrupts: dict[str, asyncio.Event] = {}
         self.closed = False
+        self.unloads = 0
+        self.unloadable = True
         self.bound: list[str] = []
 
     @property
@@ -115,6 +117,10 @@ class StubKernel:
 
     async def save_unsaved(self) -> None:
         return None
+
+    async def unload(self) -> bool:
+        self.unloads += 1
+        return self.unloadable
 
     async def restore(self) -> Revival:
         return Revival(reason="restarted")

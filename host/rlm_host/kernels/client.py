@@ -20,6 +20,7 @@ from rlm_protocol.framing import LineReceiver, NeedData, Refused, encode_line
 from rlm_protocol.limits import KERNEL_FRAME_BYTES, KERNEL_PROTOCOL, KERNEL_REQUEST_BYTES
 
 from ..clock import Clock
+from ..processes.facts import descendants
 from ..processes.pipes import to_the_end
 from ..processes.spare import Spare
 from ..processes.spawn import Child, Exit, Processes
@@ -229,6 +230,17 @@ class Kernel:
         """Interrupt the active request if it is this one; escalates by itself, up to SIGKILL."""
         if self._active is not None and self._active.id == request_id:
             self._feed(Input.INTERRUPT)
+
+    async def alone(self) -> bool:
+        """
+        Tell whether no process runs that a cell has started, and no request of a cell is open.
+
+        False as well where that cannot be seen: there is no guard, and so no tree of its own.
+        """
+        if self._child.guard is None or self._bridge.in_flight:
+            return False
+        below = await asyncio.to_thread(descendants, self._child.pid)
+        return all(fact.pid == self.pid for fact in below)
 
     def kill(self) -> None:
         """End the process tree at once."""
