@@ -264,6 +264,7 @@ async def bench(
     clock: Any = None,
     ports: SessionPorts | None = None,
     files: Files | None = None,
+    unload_after_ms: int = 0,
     bugs: bool = False,
 ) -> AsyncIterator[Bench]:
     """Own a store for the length of the block; one of our bugs that it logs fails the test."""
@@ -283,6 +284,7 @@ async def bench(
         models=models or StubModels(answer or answers()),
         ports=ports or SessionPorts(),
         files=files,
+        unload_after_ms=unload_after_ms,
     ) as store:
         try:
             yield Bench(store, home, kernels)
