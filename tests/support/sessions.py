@@ -29,6 +29,7 @@ from rlm_host.sessions.store import SessionStore
 from rlm_protocol import kernel as wire
 from rlm_protocol import records as r
 from rlm_protocol.errors import KernelDied, KernelUnavailable, ModelUnavailable
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.session import SessionCreateParams, SessionItemsParams
 
 MODEL = "stub/model"
@@ -116,7 +117,10 @@ class StubKernel:
     async def save_unsaved(self) -> None:
         return None
 
-    async def restore(self) -> Revival:
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        return ()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         return Revival(reason="restarted")
 
     async def restart(self, *, restore: bool) -> Revival | None:

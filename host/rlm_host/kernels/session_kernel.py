@@ -13,6 +13,7 @@ import msgspec
 from rlm_protocol import kernel
 from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied, RlmError
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
+from rlm_protocol.repl import SnapshotInfo
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
@@ -255,9 +256,13 @@ class SessionKernel:
         if self._unsaved:
             await self._worker.put(self._save_quietly)
 
-    async def restore(self) -> Revival:
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give the snapshots on disk, the newest first. Raises OSError."""
+        return await self._slot.snapshots()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         """
-        Load the last snapshot over the namespace, behind cells that run or wait.
+        Load the last snapshot, or the named one, behind cells that run or wait.
 
         Raises:
             SnapshotUntrusted: this host has not written it.
@@ -265,7 +270,7 @@ class SessionKernel:
             KernelDied: the process ended over it.
             KernelUnavailable: no kernel can be started.
         """
-        return await self._worker.put(self._slot.restore)
+        return await self._worker.put(lambda: self._slot.restore(snapshot_id))
 
     async def restart(self, *, restore: bool) -> Revival | None:
         """
