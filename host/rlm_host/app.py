@@ -15,6 +15,7 @@ import anyio.to_thread
 from . import paths
 from .clock import Clock, SystemClock
 from .config import Config
+from .config_file import ConfigFile
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
@@ -89,6 +90,7 @@ async def build(
         )
         yield Services(
             home=home,
+            config_file=_config_file(config),
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
@@ -100,9 +102,9 @@ async def build(
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import agent, artifact, host, loop, model, repl, session, turn, usage
+    from .rpc.handlers import agent, artifact, config, host, loop, model, repl, session, turn, usage
 
-    nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
+    nouns = (agent, artifact, config, host, loop, model, repl, session, turn, usage)
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
@@ -116,6 +118,7 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         environ=env,
         processes=processes,
         clock=SystemClock(),
+        python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
     )
@@ -183,18 +186,22 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .sessions.checking import Checker
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
+            from .sessions.tools import ClientTools
 
             kernels = KernelHost(
                 home=self._home,
                 environ=self._env,
                 processes=self._processes,
                 clock=self._clock,
+                python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
             )
             ports, limits = SessionPorts(), self._config.children
+            ClientTools(Checker(self._processes)).install(ports)
             self._children = ChildrenService(
                 models=self.models,
                 clock=self._clock,
@@ -212,6 +219,7 @@ class Agents:
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
                 default_model=self._config.model,
+                default_thinking=self._config.thinking,
                 ports=ports,
                 max_depth=limits.max_depth,
                 socket=str(self._socket) if self._socket else None,
@@ -241,6 +249,17 @@ class Agents:
             await self._templates.aclose()
         if self._models is not None:
             await self._models.aclose()
+
+
+def _config_file(config: Config) -> ConfigFile:
+    def check(read: Config) -> None:
+        from .models.settings import read_providers
+
+        read_providers(read.providers, base_dir=read.base_dir)
+
+    file = ConfigFile(config.source, check)
+    file.remember()
+    return file
 
 
 def _swept_ledger(home: Path) -> Ledger | None:

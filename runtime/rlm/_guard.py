@@ -226,11 +226,12 @@ class _Guard:
         for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
             _signal.signal(number, self._forward)
         _signal.signal(_signal.SIGCHLD, lambda *_: self._reap())
+        woken = _wakeup()
         kernel_fd = _linux.pidfd(self._kernel)
         self._tell(b"pid %d" % self._kernel)
         self._pump.start()
         poller = select.poll()
-        for fd in (self._owner_fd, kernel_fd, self._control):
+        for fd in (self._owner_fd, kernel_fd, self._control, woken):
             if fd is not None:
                 poller.register(fd, select.POLLIN)
         poller.register(self._requests, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
@@ -239,6 +240,8 @@ class _Guard:
         owner = os.getppid()
         while True:
             events = dict(poller.poll(_wait_ms(deadline, blind=blind)))
+            if woken in events:
+                os.read(woken, READ_BYTES)
             self._reap()
             if self._code is not None:
                 return False
@@ -298,6 +301,20 @@ class _Guard:
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)
+
+
+def _wakeup() -> int:
+    """
+    Give a descriptor that each signal makes readable.
+
+    A signal that comes after Python has last looked for one and before `poll` sleeps interrupts
+    nothing: without this its handler would wait for the next event, a SIGTERM perhaps for ever.
+    """
+    read_end, write_end = map(high_fd, os.pipe())
+    for fd in (read_end, write_end):
+        os.set_blocking(fd, False)
+    _signal.set_wakeup_fd(write_end)
+    return read_end
 
 
 def _wait_ms(deadline: float | None, *, blind: bool) -> int | None:

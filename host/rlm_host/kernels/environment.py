@@ -36,6 +36,8 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     processes: Processes
     clock: Clock
     waits: Waits = Waits()
+    python: str | None = None
+    """The interpreter of sessions that name none (setting `kernel.python`)."""
     templates: Templates | None = None
     """What kernels are forked from; None starts each one cold."""
     packages: tuple[str, ...] = ()
@@ -56,7 +58,7 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
     """
     recipe = session.recipe
     variables = kernel_variables(host.environ, session)
-    choice = choose(recipe, session.cwd, host.environ)
+    choice = choose(recipe, session.cwd, host.environ, host.python)
     interpreter = await resolve(host, choice, variables, recipe.launcher, session.cwd)
     interpreter.check()
     runtime = wheel.runtime().version
