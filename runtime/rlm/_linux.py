@@ -80,31 +80,35 @@ def drop_inspection() -> None:
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:
     """
-    Give every living descendant of `root`, nearest first. Empty where there is no /proc.
+    Give the descendants of `root`, nearest first; [] where the system does not show them.
 
-    `without` names processes that are left out with all that is below them.
+    One look may miss what is forked or orphaned meanwhile: look again until there is no child left.
+
+    Args:
+        without: processes that are left out with all that is below them.
     """
-    children: dict[int, list[tuple[int, bytes]]] = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        row = stat(int(name))
-        if row is not None:
-            children.setdefault(int(row[1]), []).append((int(name), row[0]))
+    below = children if lists_children() else _scanned()
     found: list[int] = []
     todo = [root]
     while todo:
-        for pid, state in children.get(todo.pop(), ()):
-            if pid in without:
-                continue
-            todo.append(pid)
-            if state not in (b"Z", b"X"):
-                found.append(pid)
+        nearest = [pid for pid in below(todo.pop()) if pid not in without]
+        found += nearest
+        todo += nearest
     return found
+
+
+def _scanned() -> Callable[[int], list[int]]:
+    """Give what tells the living children of a process, out of one look at all processes."""
+    table: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        names = []
+    for name in filter(str.isdigit, names):
+        row = stat(int(name))
+        if row is not None and row[0] not in (b"Z", b"X"):
+            table.setdefault(int(row[1]), []).append(int(name))
+    return lambda pid: table.get(pid, [])
 
 
 def stat(pid: int) -> list[bytes] | None:
