@@ -15,6 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 1, 36, 24
 _CAPABILITIES_V3 = 0x20080522
 _CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_PERFMON = 19, 21, 38
 _KILL_S = 5.0
+_THREAD_ENDS_S = 0.1
 
 
 def _call(function: str, *args: object) -> int:
@@ -139,6 +140,19 @@ def kill_descendants(reap: Callable[[], bool], without: Collection[int] = ()) ->
                 continue
         if not reap() and not left:
             return
+        time.sleep(0.001)
+
+
+def threads() -> int:
+    """Count the threads of this process; one that is just ending gets a moment. 0: unknown."""
+    deadline = time.monotonic() + _THREAD_ENDS_S
+    while True:
+        try:
+            count = len(os.listdir("/proc/self/task"))
+        except OSError:
+            return 0
+        if count == 1 or time.monotonic() > deadline:
+            return count
         time.sleep(0.001)
 
 
