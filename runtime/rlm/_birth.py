@@ -2,7 +2,7 @@
 How a fork of a template becomes a kernel of its own: environment, folder, random numbers.
 
 What a new process gets from its birth and a fork does not is put right here. What remains
-different is listed in docs/architecture.md (Warm starts).
+different is listed in docs/architecture.md (Processes of a kernel).
 """
 
 import os

@@ -87,6 +87,7 @@ names = {
     "atexit": __import__("atexit")._ncallbacks(), "getcontext": [v.name for v in __import__("contextvars").copy_context()],
     "rlm": [sys.modules["rlm"].__file__, type(sys.modules["rlm"]).__name__], "parent_is_guard": parent["Name"].strip(),
     "pid_in_proc": os.readlink("/proc/self") == str(os.getpid()), "ppid_thread": own(os.getpid()),
+    "hash": hash("a"), "environ_at_start": len(read("/proc/self/environ")), "frozen": gc.get_freeze_count() > 0,
     "loadavg": os.path.exists("/proc/loadavg"), "float": repr(0.1), "maxsize": sys.maxsize,
 }
 print(json.dumps(names, default=str))
