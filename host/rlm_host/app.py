@@ -29,6 +29,7 @@ from .rpc.services import Services
 if TYPE_CHECKING:
     from .children.service import ChildrenService
     from .kernels.environment import KernelHost
+    from .kernels.recipe import Recipe
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -115,6 +116,19 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         processes=Processes(None),
         clock=SystemClock(),
         packages=config.kernel.packages,
+        defaults=_recipe_defaults(config),
+    )
+
+
+def _recipe_defaults(config: Config) -> "Recipe":
+    from .kernels.recipe import Recipe
+
+    kernel = config.kernel
+    return Recipe(
+        python=kernel.python,
+        sandbox=kernel.sandbox,
+        network=kernel.network,
+        memory_bytes=kernel.memory_bytes,
     )
 
 
@@ -182,6 +196,7 @@ class Agents:
                 processes=self._processes,
                 clock=self._clock,
                 packages=self._config.kernel.packages,
+                defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
             self._children = ChildrenService(

@@ -4,11 +4,12 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.limits import KERNEL_MEMORY_MIN_BYTES
 
 from . import paths
 
@@ -24,6 +25,12 @@ class KernelConfig(_Table, frozen=True):
     """An interpreter for every session that names none."""
     packages: tuple[str, ...] = ()
     """Requirements of the managed environment besides the runtime."""
+    sandbox: Literal["workspace"] | None = None
+    """A sandbox for every session that names neither one nor a launcher."""
+    network: bool | None = None
+    """Whether a sandbox reaches the network."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=KERNEL_MEMORY_MIN_BYTES)] | None = None
+    """What the processes of one kernel may use together."""
 
 
 class LogConfig(_Table, frozen=True):

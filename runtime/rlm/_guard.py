@@ -92,7 +92,7 @@ class _Pump:
 
     def __init__(self, reads: tuple[int, int], events: int, page: Page) -> None:
         self._reads = dict(zip(reads, range(2), strict=True))
-        self._events = events
+        self.events = events
         self._page = page
         self._quote: Callable[[str], bytes] = _quote
         self._deaf = False  # the host's end is gone: read on, so that no cell blocks
@@ -147,7 +147,7 @@ class _Pump:
         view = memoryview(frame)
         while view and not self._deaf:
             try:
-                view = view[os.write(self._events, view) :]
+                view = view[os.write(self.events, view) :]
             except OSError:
                 self._deaf = True
 
@@ -201,6 +201,7 @@ class _Guard:
         self._owner_fd = owner_fd
         self._requests = requests
         self._pump = pump
+        self._in_band = control is None and os.environ.get("RLM_CONTROL") == "in-band"
         self._code: int | None = None
 
     def run(self) -> NoReturn:
@@ -222,6 +223,11 @@ class _Guard:
         kernel_fd = _linux.pidfd(self._kernel)
         self._tell(b"pid %d" % self._kernel)
         self._pump.start()
+        if self._in_band:
+            from . import _inband
+
+            ring = (self._requests, lambda: self._signal_kernel(_signal.SIGINT))
+            _thread.start_new_thread(_inband.ring_for_unread, ring)
         poller = select.poll()
         for fd in (self._owner_fd, kernel_fd, self._control):
             if fd is not None:
@@ -288,6 +294,10 @@ class _Guard:
     def _leave(self) -> NoReturn:
         code = self._code if self._code is not None else -_signal.SIGKILL
         self._tell(b"exit %d" % code)
+        if self._in_band:
+            from . import _inband
+
+            _inband.say_exit(self._pump.events, code)
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)
@@ -307,9 +317,16 @@ def control_from_environment() -> int | None:
         return None
     try:
         fd = int(text)
-        os.fstat(fd)
+        if not _is_socket(fd):  # a launcher that closes what it inherits may open others
+            raise ValueError
     except (ValueError, OSError):
-        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open file descriptor; it is ignored.\n")
+        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open socket; it is ignored.\n")
         return None
     os.set_inheritable(fd, False)
     return fd
+
+
+def _is_socket(fd: int) -> bool:
+    import _stat
+
+    return bool(_stat.S_ISSOCK(os.fstat(fd).st_mode))

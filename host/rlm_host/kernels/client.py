@@ -41,8 +41,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
-    guarded: bool = True
-    """False inside a launcher that does not pass on descriptors."""
     versions: frozenset[str]
     """What `ready.runtime` may say."""
 
@@ -100,7 +98,7 @@ async def open_kernel(
             env=launch.env,
             cwd=launch.cwd,
             on_stdout=made._heard,
-            guarded=launch.guarded,
+            guarded=True,
             label="kernel",
         )
         try:
@@ -131,6 +129,8 @@ class Kernel:
         self.dropped = Dropped()
         self.ready: kernel.Ready | None = None
         self.exit: Exit | None = None
+        self._exit_code: int | None = None
+        """What the guard said of the end, from behind a launcher that may not pass it on."""
         self.was_killed = False
         self._child: Child
         self._bridge = Bridge(host_requests, self._answer)
@@ -254,6 +254,9 @@ class Kernel:
 
     def _has_ended(self, ended: asyncio.Future[Exit]) -> None:
         self.exit = ended.result()
+        told = self._child.guard is not None and self._child.guard.exit_code is not None
+        if self._exit_code is not None and not told:
+            self.exit = msgspec.structs.replace(self.exit, code=self._exit_code)
         self._feed(Input.EXIT)
 
     async def _until_ready(self, launch: Launch) -> None:
@@ -354,6 +357,8 @@ class Kernel:
             case kernel.HostRequest():
                 if not self._bridge.take(event):
                     self.dropped.strays += 1
+            case kernel.Exited():
+                self._exit_code = event.code
             case kernel.Ready():
                 self.ready = self.ready or event
                 self._feed(Input.READY)

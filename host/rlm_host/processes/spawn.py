@@ -92,7 +92,11 @@ class Child:
 
     def kill(self) -> None:
         """End the whole tree at once: by its guard, else the group. The block's end makes sure."""
-        if self.guard is None or not self.guard.kill():
+        if self.guard is not None and self.guard.pid is None:
+            # A guard that cannot hear us stands behind a launcher, whose end is its order to kill.
+            if self.running:
+                self._popen.kill()
+        elif self.guard is None or not self.guard.kill():
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: signal.Signals) -> None:
