@@ -212,6 +212,8 @@ class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
     """
 
     code: int
+    reason: Literal["oom"] | None = None
+    """`oom`: it used more memory than its limit."""
 
 
 class UnknownEvent(msgspec.Struct, frozen=True):

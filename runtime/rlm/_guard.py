@@ -203,6 +203,8 @@ class _Guard:
         self._pump = pump
         self._in_band = control is None and os.environ.get("RLM_CONTROL") == "in-band"
         self._code: int | None = None
+        self._memory_bytes: int | None = None
+        self._out_of_memory = False
 
     def run(self) -> NoReturn:
         """Watch until the kernel, its owner or an order ends the tree; then end as it ended."""
@@ -228,6 +230,7 @@ class _Guard:
 
             ring = (self._requests, lambda: self._signal_kernel(_signal.SIGINT))
             _thread.start_new_thread(_inband.ring_for_unread, ring)
+        self._limit_memory(os.environ.get("RLM_MEMORY_BYTES", ""))
         poller = select.poll()
         for fd in (self._owner_fd, kernel_fd, self._control):
             if fd is not None:
@@ -262,7 +265,22 @@ class _Guard:
             self._signal_kernel(_signal.SIGINT)
         elif order == b"term":
             self._signal_kernel(_signal.SIGTERM)
+        elif order.startswith(b"memory "):
+            self._limit_memory(order[7:].decode("ascii", "replace"))
         return order in (b"kill", b"")  # an empty read: the host's end is gone
+
+    def _limit_memory(self, text: str) -> None:
+        """Watch what the tree holds. The host says the limit too: a fork of a template needs it."""
+        if not text.isdecimal() or self._memory_bytes is not None:
+            return
+        from . import _limits
+
+        self._memory_bytes = int(text)
+        _thread.start_new_thread(_limits.watch, (self._memory_bytes, self._too_much))
+
+    def _too_much(self) -> None:
+        self._out_of_memory = True
+        self._signal_kernel(_signal.SIGKILL)
 
     def _forward(self, number: int, _frame: object) -> None:
         if number != _signal.SIGHUP:
@@ -293,11 +311,13 @@ class _Guard:
 
     def _leave(self) -> NoReturn:
         code = self._code if self._code is not None else -_signal.SIGKILL
+        if self._out_of_memory:
+            self._tell(b"oom")
         self._tell(b"exit %d" % code)
         if self._in_band:
             from . import _inband
 
-            _inband.say_exit(self._pump.events, code)
+            _inband.say_exit(self._pump.events, code, out_of_memory=self._out_of_memory)
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)

@@ -31,10 +31,11 @@ def ring_for_unread(requests: int, ring: Callable[[], None]) -> None:
             time.sleep(pause)
 
 
-def say_exit(events: int, code: int) -> None:
+def say_exit(events: int, code: int, *, out_of_memory: bool) -> None:
     """Tell how the kernel ended, as far as the host still reads."""
+    reason = b',"reason":"oom"' if out_of_memory else b""
     os.set_blocking(events, False)
     try:
-        os.write(events, b'\n{"event":"exited","code":%d}\n' % code)
+        os.write(events, b'\n{"event":"exited","code":%d%b}\n' % (code, reason))
     except OSError:
         return  # nobody is there, or nobody reads

@@ -11,6 +11,7 @@ import msgspec
 from rlm_protocol.errors import ConfigInvalid, KernelUnavailable
 
 from ..clock import Clock
+from ..processes import facts
 from ..processes.spawn import Processes
 from . import wheel
 from .client import Launch, Waits
@@ -73,6 +74,8 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
     found = await resolve(host, session, choice, variables)
     interpreter = found.interpreter
     interpreter.check()
+    if recipe.memory_bytes is not None and not facts.has_proc():
+        raise KernelUnavailable("This system cannot limit a kernel's memory: it has no /proc.")
     runtime, overlay = wheel.runtime().version, None
     start: tuple[str, ...] = ("-P", "-m", "rlm.repl")
     if interpreter.runtime == runtime or (
@@ -94,6 +97,7 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
         argv=(*await _around(host, session, found, overlay), interpreter.executable, *start),
         env=env,
         cwd=session.cwd,
+        memory_bytes=recipe.memory_bytes,
         versions=frozenset({runtime}),
     )
 
@@ -179,11 +183,13 @@ def _handed_over(launcher: tuple[str, ...], session: SessionFacts) -> tuple[str,
 
 
 def _our_variables(session: SessionFacts) -> dict[str, str]:
+    memory_bytes = session.recipe.memory_bytes
     return {
         "RLM_DEPTH": str(session.depth),
         "RLM_MAX_DEPTH": str(session.max_depth),
         "RLM_SESSION_DIR": str(session.session_dir),
         "RLM_SIGINT": "doorbell",
+        **({"RLM_MEMORY_BYTES": str(memory_bytes)} if memory_bytes is not None else {}),
     }
 
 

@@ -41,6 +41,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
     code: int
     stderr_tail: str
+    out_of_memory: bool = False
+    """Its guard ended it because its tree held too much memory."""
 
     @property
     def signal_name(self) -> str | None:
@@ -172,7 +174,8 @@ class Child:
         if self.guard is not None:
             self.guard.close()
             code = self.guard.exit_code if self.guard.exit_code is not None else code
-        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail))
+        full = self.guard is not None and self.guard.out_of_memory
+        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail, out_of_memory=full))
 
 
 class Processes:
