@@ -13,6 +13,7 @@ from rlm_protocol.errors import ConfigInvalid, KernelUnavailable
 from ..clock import Clock
 from ..processes import facts
 from ..processes.spawn import Processes
+from ..processes.templates import Templates
 from . import wheel
 from .client import Launch, Waits
 from .interpreters import Interpreter, Interpreters
@@ -37,6 +38,10 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     processes: Processes
     clock: Clock
     waits: Waits = Waits()
+    python: str | None = None
+    """The interpreter of sessions that name none (setting `kernel.python`)."""
+    templates: Templates | None = None
+    """What kernels are forked from; None starts each one cold."""
     packages: tuple[str, ...] = ()
     """Requirements of managed environments besides the runtime (setting `kernel.packages`)."""
     snapshot_after_ms: int = 1_500
@@ -69,7 +74,7 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
     """
     recipe = session.recipe.completed(host.defaults)
     session = msgspec.structs.replace(session, recipe=recipe)
-    choice = choose(recipe, session.cwd, host.environ, host.defaults.python)
+    choice = choose(recipe, session.cwd, host.environ, host.python)
     variables = kernel_variables(host.environ, session)
     found = await resolve(host, session, choice, variables)
     interpreter = found.interpreter
@@ -92,12 +97,13 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
             trusted=found.view is None,
         )
         start = ("-P", str(overlay / "boot.py"), *missing(interpreter))
-    env = {**variables, **_venv_variables(interpreter, variables)}
+    around = await _around(host, session, found, overlay)
     return Launch(
-        argv=(*await _around(host, session, found, overlay), interpreter.executable, *start),
-        env=env,
+        argv=(*around, interpreter.executable, *start),
+        env={**variables, **_venv_variables(interpreter, variables)},
         cwd=session.cwd,
         memory_bytes=recipe.memory_bytes,
+        warm=not around,
         versions=frozenset({runtime}),
     )
 

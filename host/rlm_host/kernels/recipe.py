@@ -32,7 +32,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def completed(self, defaults: "Recipe") -> "Recipe":
         """
-        Give the recipe with the user's settings where it says nothing; `python` is `choose`'s.
+        Give the recipe with the user's settings where it says nothing; of `python`, see `choose`.
 
         Raises ConfigInvalid for what contradicts itself, before anything is started: whoever asked
         for a sandbox or a limit never gets a kernel without it.
@@ -74,7 +74,7 @@ class Source(StrEnum):
 
     RECIPE = auto()
     VARIABLE = auto()
-    SETTING = auto()
+    CONFIG = auto()
     WORKSPACE = auto()
     MANAGED = auto()
 
@@ -87,10 +87,11 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(
-    recipe: Recipe, cwd: Path, environ: Mapping[str, str], setting: str | None = None
+    recipe: Recipe, cwd: Path, environ: Mapping[str, str], configured: str | None = None
 ) -> Choice:
     """
-    Say which interpreter counts: the session's own, RLM_KERNEL_PYTHON, the setting, .venv, ours.
+    Say which interpreter counts: the session's own, RLM_KERNEL_PYTHON, the `configured` one, the
+    workspace's .venv, ours.
 
     The first that is named counts, usable or not: a project's kernel never changes its packages
     without a word. What the editor passes is the session's own.
@@ -99,8 +100,8 @@ def choose(
         return Choice(source=Source.RECIPE, python=recipe.python)
     if named := environ.get("RLM_KERNEL_PYTHON"):
         return Choice(source=Source.VARIABLE, python=named)
-    if setting is not None:
-        return Choice(source=Source.SETTING, python=setting)
+    if configured is not None:
+        return Choice(source=Source.CONFIG, python=configured)
     venv = cwd / ".venv"
     if (venv / "pyvenv.cfg").exists():
         return Choice(source=Source.WORKSPACE, python=str(venv / "bin" / "python"))
