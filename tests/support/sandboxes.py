@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlm_host.kernels.sandbox import CONFINED, PROGRAM, View, arguments, interpreter_folders
-from support.runtime_driver import COMMAND
+from support.runtime_driver import COMMAND, Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,3 +44,13 @@ def sandboxed(workspace: Path, home: Path) -> tuple[str, ...]:
         readable=(*interpreter_folders(Path(sys.executable), workspace), ROOT),
     )
     return (PROGRAM, *arguments(view), *COMMAND)
+
+
+def outer_pid(runtime: Runtime) -> int:
+    """Give the kernel's pid as it is seen from here."""
+    for pid in runtime.processes():
+        status = Path(f"/proc/{pid}/status").read_text()
+        inner = int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
+        if inner == runtime.pid:
+            return pid
+    raise AssertionError("the kernel is not there")
