@@ -13,7 +13,6 @@ import pytest
 from support.runtime_driver import COMMAND, TAG, Runtime, eventually, gone_within, processes_of
 from support.sandboxes import outer_pid, sandboxed
 
-pytestmark = pytest.mark.short
 GONE_S = 10.0
 """Generous for a loaded machine; the time is printed."""
 
@@ -63,9 +62,7 @@ def test_nothing_is_left(shape: str, killed: str) -> None:
 KILLED_INSIDE = (*KILLED, "launcher")
 
 
-@pytest.mark.parametrize(
-    ("shape", "killed"), zip(SHAPES, itertools.cycle(KILLED_INSIDE), strict=False)
-)
+@pytest.mark.parametrize(("shape", "killed"), list(zip(SHAPES, itertools.cycle(KILLED_INSIDE))))
 def test_nothing_is_left_of_a_sandbox(shape: str, killed: str, sandbox: tuple[str, ...]) -> None:
     check_nothing_is_left(shape, killed, sandbox)
 
