@@ -445,6 +445,8 @@ export type KernelRecipe = {
   python?: string | null;
   launcher?: Array<string> | null;
   sandbox?: "workspace" | null;
+  network?: boolean | null;
+  memoryBytes?: number | null;
   env?: Record<string, string> | null;
 };
 

@@ -45,6 +45,10 @@ LAST_SAVE_MS = 5_000
 DIED = (
     "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
 )
+OUT_OF_MEMORY = (
+    "The kernel was ended in this cell: its processes held more memory than there is, or than its "
+    "limit. The next cell starts another, with the last snapshot's names."
+)
 log = logging.getLogger(__name__)
 
 
@@ -350,7 +354,8 @@ class SessionKernel:
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
             if not (cell.interrupted or killed):
-                raise KernelDied(DIED, **why.data) from None
+                message = OUT_OF_MEMORY if why.data.get("reason") == "oom" else DIED
+                raise KernelDied(message, **why.data) from None
             cell.interrupted, error = True, None
         finally:
             self._running = None

@@ -365,6 +365,8 @@
 ---@field python? string|nil
 ---@field launcher? (string)[]|nil
 ---@field sandbox? "workspace"|nil
+---@field network? boolean|nil
+---@field memoryBytes? integer|nil
 ---@field env? table<string, string>|nil
 
 --- Host -> client: make an accepted artifact live, or take it back. Idempotent.
