@@ -240,6 +240,7 @@ class Agents:
                     max_depth=limits.max_depth,
                 ),
                 socket=str(self._socket) if self._socket else None,
+                unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
         return self._sessions

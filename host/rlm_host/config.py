@@ -50,6 +50,13 @@ class LogConfig(_Table, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "warning"
 
 
+class SessionsConfig(_Table, frozen=True):
+    """`[sessions]`."""
+
+    unload_after_s: Annotated[int, msgspec.Meta(ge=0)] = 1800
+    """A session that nobody is attached to and in which nothing goes on is let go; 0: never."""
+
+
 class ChildrenConfig(_Table, frozen=True):
     """`[children]`."""
 
@@ -68,6 +75,7 @@ class Config(_Table, frozen=True):
     thinking: Thinking | None = None
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
+    sessions: SessionsConfig = SessionsConfig()
     children: ChildrenConfig = ChildrenConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}

@@ -51,6 +51,8 @@ class StubKernel:
         self.revival: Revival | None = None
         self._interrupts: dict[str, asyncio.Event] = {}
         self.closed = False
+        self.unloads = 0
+        self.unloadable = True
         self.bound: list[str] = []
 
     @property
@@ -116,6 +118,10 @@ class StubKernel:
 
     async def save_unsaved(self) -> None:
         return None
+
+    async def unload(self) -> bool:
+        self.unloads += 1
+        return self.unloadable
 
     async def snapshots(self) -> tuple[SnapshotInfo, ...]:
         return ()
@@ -262,6 +268,7 @@ async def bench(
     clock: Any = None,
     ports: SessionPorts | None = None,
     files: Files | None = None,
+    unload_after_ms: int = 0,
     bugs: bool = False,
 ) -> AsyncIterator[Bench]:
     """Own a store for the length of the block; one of our bugs that it logs fails the test."""
@@ -281,6 +288,7 @@ async def bench(
         models=models or StubModels(answer or answers()),
         ports=ports or SessionPorts(),
         files=files,
+        unload_after_ms=unload_after_ms,
     ) as store:
         try:
             yield Bench(store, home, kernels)
