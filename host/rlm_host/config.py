@@ -37,6 +37,16 @@ class KernelConfig(_Table, frozen=True):
     """Modules that the template loads for its kernels."""
 
 
+class HostConfig(_Table, frozen=True):
+    """`[host]`."""
+
+    idle_exit_s: Positive = 30 * 60
+    """
+    A host that keeps sessions, or that `attach --start` has started, ends itself when nobody was
+    attached and nothing ran for so long.
+    """
+
+
 class LogConfig(_Table, frozen=True):
     """`[log]`."""
 
@@ -62,6 +72,7 @@ class Config(_Table, frozen=True):
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
     children: ChildrenConfig = ChildrenConfig()
+    host: HostConfig = HostConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}
     """`[providers.NAME]` tables; models/settings.py reads them."""
