@@ -187,6 +187,7 @@ class Agents:
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
             from .sessions.checking import Checker
+            from .sessions.options import SessionDefaults
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
             from .sessions.tools import ClientTools
@@ -218,10 +219,12 @@ class Agents:
                 clock=self._clock,
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
-                default_model=self._config.model,
-                default_thinking=self._config.thinking,
                 ports=ports,
-                max_depth=limits.max_depth,
+                defaults=SessionDefaults(
+                    model=self._config.model,
+                    thinking=self._config.thinking,
+                    max_depth=limits.max_depth,
+                ),
                 socket=str(self._socket) if self._socket else None,
             )
             self._children.bind(self._sessions)

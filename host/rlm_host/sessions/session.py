@@ -447,10 +447,16 @@ class SessionActor(Recorded):
         return await self._requests.once(key, method, params, run)
 
     async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
-        """As `Recorded.attach`; then what waits for a person, below too, is put to the client."""
+        """
+        As `Recorded.attach`; then what waits for a person, below too, is put to the client.
+
+        One that comes back hears last that the session is quiet: no record would tell it.
+        """
         resumed = await super().attach(listener, cursor)
         for one in (self, *self.descendants):
             one.approvals.ask_again(listener)
+        if cursor is not None and self.quiet:
+            listener("session/quiet", SessionQuiet(**self.where(self.state.seq)))
         return resumed
 
     # --- life ---
