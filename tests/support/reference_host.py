@@ -355,7 +355,12 @@ class Host:
         id_, body = self.peer.request(method, params)
         self.asked[id_] = self.loop.create_future()
         self.write(body)
-        return await self.asked[id_]
+        try:
+            return await self.asked[id_]
+        except asyncio.CancelledError:
+            self.peer.forget(id_)
+            self.notify("$/cancelRequest", {"id": id_})
+            raise
 
     def write(self, body: bytes) -> None:
         self.outbox += encode_headers(body)
