@@ -44,6 +44,16 @@ class KernelConfig(_Table, frozen=True):
     """Modules that the template loads for its kernels."""
 
 
+class HostConfig(_Table, frozen=True):
+    """`[host]`."""
+
+    idle_exit_s: Positive = 30 * 60
+    """
+    A host that keeps sessions, or that `attach --start` has started, ends itself when nobody was
+    attached and nothing ran for so long.
+    """
+
+
 class LogConfig(_Table, frozen=True):
     """`[log]`."""
 
@@ -77,6 +87,7 @@ class Config(_Table, frozen=True):
     kernel: KernelConfig = KernelConfig()
     sessions: SessionsConfig = SessionsConfig()
     children: ChildrenConfig = ChildrenConfig()
+    host: HostConfig = HostConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}
     """`[providers.NAME]` tables; models/settings.py reads them."""
