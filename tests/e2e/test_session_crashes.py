@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -42,7 +43,9 @@ def told_by(entries: list[r.Entry]) -> list[tuple[str, int, str]]:
     told = []
     for entry in entries:
         state.apply(entry)
-        meant = notification_of(entry, state.view(journal_path=None, artifacts_path=""))
+        meant = notification_of(
+            entry, state.id, functools.partial(state.view, journal_path=None, artifacts_path="")
+        )
         if meant is not None and meant[0] in LASTING:
             told.append((meant[0], entry.seq, _id_of(meant[1])))
     return told
