@@ -121,7 +121,11 @@ class TemporalRuns:
         cursor: str | None = None,
         limit: int = PAGE,
     ) -> Page:
-        """Give a page of runs; a change is seen after a moment. See `RunReader.list`."""
+        """
+        Give a page of runs, those that are not over first. See `RunReader.list`.
+
+        A change is seen after a moment.
+        """
         wanted = zip(ATTRIBUTES, (tenant, workspace, status), strict=True)
         query = "".join(f" AND {name} = {_quoted(value)}" for name, value in wanted if value)
         return self._wait(self._list(_RUNS + query, cursor, limit))
