@@ -254,6 +254,7 @@ def test_each_claim_has_a_larger_token_even_for_the_same_name(store) -> None:
     assert tokens == [1, 2, 3]
 
 
+@crash("C12")
 def test_an_expired_lease_is_taken_over_and_its_owner_writes_nothing_more(
     under_test, store
 ) -> None:
@@ -276,6 +277,7 @@ def test_an_expired_lease_is_taken_over_and_its_owner_writes_nothing_more(
     assert store.head("run").token == lease.token
 
 
+@crash("C13")
 def test_the_token_decides_and_not_the_clock(under_test, store) -> None:
     store.submit("run", submitted())
     lease = claim(store)
@@ -338,6 +340,7 @@ def test_a_claim_with_a_provenance_is_an_event_of_the_run(under_test, store) -> 
     assert keys(store, "child") == ["submitted", "generation:0", "generation:1"]
 
 
+@crash("C14")
 def test_of_many_claimants_one_wins(under_test, store) -> None:
     store.submit("run", submitted())
     stores = [under_test.another() for _ in range(4)]
@@ -370,6 +373,7 @@ def test_an_appended_event_is_read_back_with_the_head_after_it(under_test, store
     assert other.get("run", "generation:1") is None
 
 
+@crash("C26")
 def test_the_same_event_again_is_already_there(store) -> None:
     store.submit("run", submitted())
     lease = claim(store)
@@ -512,6 +516,7 @@ def test_a_paused_run_is_not_claimed_and_a_living_owner_is_told(under_test, stor
 # --- fork, prune ----------------------------------------------------------------------------------
 
 
+@crash("C28")
 def test_a_fork_counts_its_events_anew_and_parent_and_child_go_on(store) -> None:
     store.submit("run", submitted())
     lease, head, heads = claim(store), Head(), []
@@ -563,6 +568,7 @@ def test_an_adopted_run_has_the_history_it_had_and_goes_on(under_test, store) ->
 # --- damage ---------------------------------------------------------------------------------------
 
 
+@crash("C18")
 def test_an_altered_event_is_named_and_other_runs_stay_usable(under_test, store) -> None:
     for name in ("good", "bad"):
         store.submit(name, submitted(name))
