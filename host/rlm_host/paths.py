@@ -220,10 +220,19 @@ class Directory:
         os.rename(_one(old), _one(new), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
 
+    def link(self, name: str, other: str) -> None:
+        """Give a file another name, too; one that has it already is replaced."""
+        self.remove(other)
+        os.link(_one(name), _one(other), src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
     def remove(self, name: str) -> None:
         """Delete a file; none there is fine."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_one(name), dir_fd=self._fd)
+
+    def names(self) -> list[str]:
+        """List what lies in the directory."""
+        return os.listdir(self._fd)
 
     def exists(self, name: str) -> bool:
         """Tell whether there is a file, a directory or a link of that name."""

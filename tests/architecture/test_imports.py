@@ -33,9 +33,11 @@ THIRD_PARTY = {
         "rlm_host",
         "rlm_protocol",
         "temporalio",
+        "tomlkit",
     },
 }
 ONLY_IN = {
+    "tomlkit": "config_file.py",
     "pygls": "rpc",
     "lsprotocol": "rpc",
     "pydantic": "models",
@@ -66,6 +68,7 @@ MAY_IMPORT_FOLDER = {
 
 PURE = (
     "protocol/rlm_protocol/*.py",
+    "host/rlm_host/sessions/json_schema.py",
     "host/rlm_host/client/attachments.py",
     "host/rlm_host/client/open_items.py",
     "host/rlm_host/sessions/state.py",

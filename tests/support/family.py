@@ -120,12 +120,19 @@ async def family(
     providers: dict[str, Any] | None = None,
     env: dict[str, str] | None = None,
     files: Files | None = None,
+    snapshot_after_ms: int = 1_500,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
     environ = {**os.environ, "RLM_KERNEL_PYTHON": sys.executable, **(env or {})}
     clock, processes = SystemClock(), Processes(Ledger(home))
-    host = KernelHost(home=home, environ=environ, processes=processes, clock=clock)
+    host = KernelHost(
+        home=home,
+        environ=environ,
+        processes=processes,
+        clock=clock,
+        snapshot_after_ms=snapshot_after_ms,
+    )
     models = Models(
         providers or {},
         base_dir=tmp_path,

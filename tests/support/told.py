@@ -1,8 +1,10 @@
 """What a client must have heard of a journal, to compare with what it did hear."""
 
-from collections.abc import Iterable
+from collections.abc import functools
 from pathlib import Path
 from typing import Any
+
+import Iterable
 
 from rlm_host.client import HostNotification
 from rlm_host.sessions.notifications import notification_of
@@ -29,7 +31,8 @@ def told_by(entries: list[r.Entry]) -> list[Told]:
     told = []
     for entry in entries:
         state.apply(entry)
-        meant = notification_of(entry, state.view(journal_path=None, artifacts_path=""))
+        view = functools.partial(state.view, journal_path=None, artifacts_path="")
+        meant = notification_of(entry, state.id, view)
         if meant is not None and meant[0] in LASTING:
             told.append((meant[0], entry.seq, _id_of(meant[1])))
     return told

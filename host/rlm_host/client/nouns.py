@@ -10,7 +10,7 @@ from typing import Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from rlm_protocol import agent, host, loop, model, repl, session, turn, usage
+from rlm_protocol import agent, config, host, loop, model, repl, session, turn, usage
 from rlm_protocol.base import Empty, NoParams
 from rlm_protocol.session import SessionMutateParams, SessionParams, SessionResult
 
@@ -122,6 +122,11 @@ class AuthNoun(Noun):
     state = Verb("auth/state", NoParams, model.AuthStateResult)
 
 
+class ConfigNoun(Noun):
+    read = Verb("config/read", NoParams, config.ConfigResult)
+    write = Verb("config/write", config.ConfigWriteParams, config.ConfigResult)
+
+
 class ArtifactNoun(Noun):
     read = Verb("artifact/read", host.ArtifactReadParams, host.ArtifactReadResult)
 
@@ -150,5 +155,6 @@ class Nouns:
         self.usage = UsageNoun(self)
         self.model = ModelNoun(self)
         self.auth = AuthNoun(self)
+        self.config = ConfigNoun(self)
         self.artifact = ArtifactNoun(self)
         self.loop = LoopNoun(self)

@@ -16,6 +16,7 @@ from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
+from .bootstrap import Bootstrap, bind_code
 from .cell import (
     CellOutcome,
     Completion,
@@ -24,6 +25,7 @@ from .cell import (
     KernelStatus,
     Names,
     OnEvent,
+    OnSaved,
     OutputEvent,
     Revival,
     SnapshotReport,
@@ -76,7 +78,9 @@ class SessionKernel:
         host_requests: HostRequests,
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None] | None = None,
+        on_saved: OnSaved | None = None,
         persistent: bool = True,
+        bootstrap: Bootstrap = bind_code,
     ) -> None:
         """
         Nothing is started and nothing written.
@@ -91,7 +95,9 @@ class SessionKernel:
             host_requests: answers what cells ask.
             on_background: gets output that belongs to no running cell of ours.
             on_status: told of every change of `status`.
+            on_saved: told of every snapshot, also of those that nobody asked for.
             persistent: keep snapshots.
+            bootstrap: what a new process is told before its first cell.
         """
         self._host = host
         self._facts = SessionFacts(
@@ -100,8 +106,9 @@ class SessionKernel:
         self._host_requests = host_requests
         self._on_background = on_background
         self._on_status = on_status
+        self._on_saved = on_saved
         store = SnapshotStore(host.home, session_dir) if persistent else None
-        self._slot = KernelSlot(self._open, store)
+        self._slot = KernelSlot(self._open, store, bootstrap)
         self._told_status = KernelStatus.ABSENT
         self._told_revival: Revival | None = None
         self._worker = Worker(self._between, self._end)
@@ -110,6 +117,7 @@ class SessionKernel:
         self._quiet: asyncio.Task[None] | None = None
         self._unsaved = False
         self._last_cell_ms = 0
+        self._last_cell_id: str | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -226,6 +234,12 @@ class SessionKernel:
 
     # --- the namespace as a whole -----------------------------------------------------------------
 
+    def rebind(self) -> None:
+        """Have a living process learn what `bootstrap` gives now, behind cells that wait."""
+        if self._slot.kernel is not None and self._ending is None:
+            # A process that dies over it is replaced by one that learns it at its start.
+            self._worker.put(self._slot.rebind).add_done_callback(_look_at)
+
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport:
         """
         Save the namespace now, behind cells that run or wait.
@@ -235,6 +249,11 @@ class SessionKernel:
             KernelDied: the process ended over it.
         """
         return await self._worker.put(lambda: self._save(prune_oversized))
+
+    async def save_unsaved(self) -> None:
+        """Save what is newer than the last snapshot, behind cells that run or wait."""
+        if self._unsaved:
+            await self._worker.put(self._save_quietly)
 
     async def restore(self) -> Revival:
         """
@@ -320,6 +339,8 @@ class SessionKernel:
                 return _never_began(cell)
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
+            if not cell.silent:
+                self._last_cell_id = cell.id
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
@@ -363,6 +384,7 @@ class SessionKernel:
         return open_kernel(
             host.processes,
             await prepare(host, self._facts),
+            templates=host.templates,
             host_requests=self._host_requests,
             on_background=self._on_background,
             on_state=self._state_changed,
@@ -405,8 +427,12 @@ class SessionKernel:
             log.warning("the kernel's namespace was not saved: %s", why)
 
     async def _save(self, prune_oversized: bool) -> SnapshotReport:
-        report = await self._slot.save(prune_oversized=prune_oversized)
+        report = msgspec.structs.replace(
+            await self._slot.save(prune_oversized=prune_oversized), cell_id=self._last_cell_id
+        )
         self._unsaved = False
+        if self._on_saved is not None:
+            await self._on_saved(report)
         return report
 
     async def _soon(self, live: Kernel, request: Question) -> kernel.Done:
@@ -440,6 +466,11 @@ class SessionKernel:
 
 async def _nothing() -> None:
     pass
+
+
+def _look_at(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled() and (why := done.exception()) is not None:
+        log.warning("a kernel was not told what has changed: %s", why)
 
 
 def _never_began(cell: _Cell) -> CellOutcome:

@@ -25,6 +25,7 @@ from ..kernels.cell import (
     KernelStatus,
     Names,
     OnEvent,
+    OnSaved,
     OutputEvent,
     Revival,
     SnapshotReport,
@@ -45,6 +46,9 @@ class Kernel(Protocol):
     @property
     def status(self) -> KernelStatus: ...
 
+    @property
+    def pid(self) -> int | None: ...
+
     async def execute(
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome: ...
@@ -57,7 +61,11 @@ class Kernel(Protocol):
 
     async def inspect(self, code: str, cursor: int) -> Inspection: ...
 
+    def rebind(self) -> None: ...
+
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport: ...
+
+    async def save_unsaved(self) -> None: ...
 
     async def restore(self) -> Revival: ...
 
@@ -82,7 +90,9 @@ class KernelFactory(Protocol):
         host_requests: HostRequests,
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None],
+        on_saved: OnSaved,
         persistent: bool,
+        bootstrap: Callable[[], str],
     ) -> Kernel: ...
 
 

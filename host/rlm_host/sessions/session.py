@@ -24,16 +24,18 @@ from rlm_protocol.session import (
 from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
-from ..kernels.cell import SnapshotReport
+from ..kernels.bootstrap import bind_code
+from ..kernels.cell import KernelStatus, SnapshotReport
 from ..kernels.recipe import Recipe
 from ..models.catalog import check_thinking
 from ..paths import Directory
 from .approvals import Approvals
 from .artifacts import read_piece
 from .cells import Cells, execute_result
+from .configuring import change_options
 from .lease import Lease
 from .notifications import Notification
-from .options import composed, env_of, merged, public
+from .options import env_of
 from .ports import Kernel
 from .prompt import with_schema
 from .recorded import CHECKPOINT_IDLE, Environment, Recorded, T
@@ -78,6 +80,8 @@ class SessionActor(Recorded):
         )
         self.cells = Cells(self)
         self.approvals = Approvals(self)
+        self.tool_client: str | None = None
+        """The client that declared the tools; nobody yet after a restart."""
         self._lease, self._env = lease, env
         self._on_changed, self._on_closed = on_changed, on_closed
         self._requests = Requests(self)
@@ -86,6 +90,7 @@ class SessionActor(Recorded):
         self._idle = asyncio.Event()
         self._idle.set()
         self._delivering: set[str] = set()
+        self._configuring = asyncio.Lock()
         self._closed: asyncio.Future[None] | None = None
         self.kernel: Kernel = self._make_kernel()
 
@@ -290,17 +295,26 @@ class SessionActor(Recorded):
 
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
-        if self._is_quiet():
+        if self.quiet:
             self.emit("session/quiet", SessionQuiet(**self.where()))
-
-    def _is_quiet(self) -> bool:
-        return self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet)
 
     def _said(self, text: str) -> UserMessage:
         now_ms = self.clock.now_ms()
         return UserMessage(
             id=self.new_id("user"), text=text, started_at_ms=now_ms, completed_at_ms=now_ms
         )
+
+    def turn_of(self, cell_id: str | None) -> Turn | None:
+        """Give the running turn that a cell belongs to; what a cell left behind is any turn's."""
+        turn = self._turn
+        if turn is None or self.cells.running.get(cell_id or "", turn.turn_id) != turn.turn_id:
+            return None
+        return turn
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no turn runs, nothing waits for one, and nothing below is unsettled."""
+        return self._idle.is_set() and all(quiet(self) for quiet in self.ports.is_quiet)
 
     # --- the kernel ---
 
@@ -346,16 +360,12 @@ class SessionActor(Recorded):
 
     async def snapshot(self) -> SnapshotReport:
         """Save the kernel's namespace now. Raises SnapshotFailed and Kernel* errors."""
-        saved = await self.kernel.snapshot()
-        await self.append(
-            r.SnapshotTaken(
-                item_id=None,
-                saved=len(saved.saved),
-                skipped=tuple(name.name for name in saved.skipped),
-                size_bytes=saved.size_bytes,
-            )
-        )
-        return saved
+        return await self.kernel.snapshot()
+
+    async def save_unsaved(self) -> None:
+        """Save the namespace if a resting kernel has names that are newer than its snapshot."""
+        if self.kernel.status is KernelStatus.IDLE:
+            await self.kernel.save_unsaved()
 
     def inherited(self) -> SessionOptions:
         """Give the options with the values of variables: what a child starts from."""
@@ -380,7 +390,9 @@ class SessionActor(Recorded):
             host_requests=self._host_request,
             on_background=self.cells.on_background,
             on_status=self.cells.on_status,
+            on_saved=self.cells.on_saved,
             persistent=not opened.ephemeral,
+            bootstrap=lambda: bind_code(self.state.options.tools or ()),
         )
 
     async def _host_request(self, kind: str, payload: dict[str, Any], cell_id: str | None) -> Any:
@@ -398,20 +410,20 @@ class SessionActor(Recorded):
         Change the fields of the options that are given.
 
         Another recipe ends the running kernel, with a snapshot; the next cell starts one by it.
+        Other tools are bound behind the cells that run or wait.
+
+        Raises:
+            InvalidParams: a tool cannot be offered. Nothing has changed.
         """
-        prompt = None
-        if options.instructions is not None:
-            prompt, _ = await self.in_thread(
-                composed, self._shared.home, self.state.opened, options.instructions
-            )
-        whole = merged(self.state.options, options)
-        self._env = env_of(whole) or self._env
-        await self.append(
-            r.SessionConfigured(options=public(whole), env_names=tuple(self._env), prompt=prompt)
-        )
-        if options.recipe is not None:
-            await self.kernel.aclose()
-            self.kernel = self._make_kernel()
+        self._check_open()
+        async with self._configuring:
+            whole = await change_options(self, options)
+            self._env = env_of(whole) or self._env
+            if options.recipe is not None:
+                await self.kernel.aclose()
+                self.kernel = self._make_kernel()
+            elif options.tools is not None:
+                self.kernel.rebind()
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
@@ -436,13 +448,14 @@ class SessionActor(Recorded):
 
     async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
         """
-        As `Recorded.attach`; then whatever waits for a person is put to the client, too.
+        As `Recorded.attach`; then what waits for a person, below too, is put to the client.
 
         One that comes back hears last that the session is quiet: no record would tell it.
         """
         resumed = await super().attach(listener, cursor)
-        self.approvals.ask_again(listener)
-        if cursor is not None and self._is_quiet():
+        for one in (self, *self.descendants):
+            one.approvals.ask_again(listener)
+        if cursor is not None and self.quiet:
             listener("session/quiet", SessionQuiet(**self.where(self.state.seq)))
         return resumed
 
