@@ -29,6 +29,7 @@ from rlm_host.sessions.store import SessionStore
 from rlm_protocol import kernel as wire
 from rlm_protocol import records as r
 from rlm_protocol.errors import KernelDied, KernelUnavailable, ModelUnavailable
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.session import SessionCreateParams, SessionItemsParams
 
 MODEL = "stub/model"
@@ -130,7 +131,10 @@ class StubKernel:
         self.unloads += 1
         return self.unloadable
 
-    async def restore(self) -> Revival:
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        return ()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         return Revival(reason="restarted")
 
     async def restart(self, *, restore: bool) -> Revival | None:

@@ -13,6 +13,7 @@ import msgspec
 from rlm_protocol import kernel
 from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
+from rlm_protocol.repl import SnapshotInfo
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
@@ -44,6 +45,10 @@ YIELD_MS = 1_000
 LAST_SAVE_MS = 5_000
 DIED = (
     "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
+)
+OUT_OF_MEMORY = (
+    "The kernel was ended in this cell: its processes held more memory than there is, or than its "
+    "limit. The next cell starts another, with the last snapshot's names."
 )
 log = logging.getLogger(__name__)
 
@@ -272,9 +277,13 @@ class SessionKernel:
         self._tell_status()
         return ended
 
-    async def restore(self) -> Revival:
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give the snapshots on disk, the newest first. Raises OSError."""
+        return await self._slot.snapshots()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         """
-        Load the last snapshot over the namespace, behind cells that run or wait.
+        Load the last snapshot, or the named one, behind cells that run or wait.
 
         Raises:
             SnapshotUntrusted: this host has not written it.
@@ -282,7 +291,7 @@ class SessionKernel:
             KernelDied: the process ended over it.
             KernelUnavailable: no kernel can be started.
         """
-        return await self._worker.put(self._slot.restore)
+        return await self._worker.put(lambda: self._slot.restore(snapshot_id))
 
     async def restart(self, *, restore: bool) -> Revival | None:
         """
@@ -362,7 +371,8 @@ class SessionKernel:
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
             if not (cell.interrupted or killed):
-                raise KernelDied(DIED, **why.data) from None
+                message = OUT_OF_MEMORY if why.data.get("reason") == "oom" else DIED
+                raise KernelDied(message, **why.data) from None
             cell.interrupted, error = True, None
         finally:
             self._running = None

@@ -15,6 +15,7 @@ import msgspec
 from rlm_protocol import bridge
 from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, MethodNotFound
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.usage import Usage
 
 from ..kernels.cell import (
@@ -69,7 +70,9 @@ class Kernel(Protocol):
 
     async def unload(self) -> bool: ...
 
-    async def restore(self) -> Revival: ...
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]: ...
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival: ...
 
     async def restart(self, *, restore: bool) -> Revival | None: ...
 

@@ -381,6 +381,9 @@ class SessionActor(Recorded):
             recipe=Recipe(
                 python=recipe.python if recipe else None,
                 launcher=recipe.launcher or () if recipe else (),
+                sandbox=recipe.sandbox if recipe else None,
+                network=recipe.network if recipe else None,
+                memory_bytes=recipe.memory_bytes if recipe else None,
                 env=self.env,
             ),
             cwd=Path(opened.cwd),

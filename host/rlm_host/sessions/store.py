@@ -28,7 +28,6 @@ from rlm_protocol.session import (
     SessionListParams,
     SessionListResult,
     SessionOptions,
-    Thinking,
 )
 
 from .. import paths
@@ -42,7 +41,7 @@ from .index import Index
 from .journal import store_error
 from .lease import Holder
 from .opening import Opened, erase, open_journal
-from .options import composed, env_of, public
+from .options import DEFAULTS, SessionDefaults, composed, env_of, public
 from .pages import items_cursor, items_page, page_cursor
 from .ports import Fold, KernelFactory, Models, SessionPorts
 from .recorded import Environment
@@ -72,8 +71,6 @@ class SessionStore:
     Args:
         home: RLM_HOME; created when the first session is.
         ephemeral_home: where non-persistent sessions lie.
-        default_model: the user's choice for sessions that name none.
-        default_thinking: likewise; clamped to what the session's model accepts.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
         unload_after_ms: what nobody has used for so long is let go; 0 keeps everything loaded.
@@ -88,18 +85,14 @@ class SessionStore:
         kernels: KernelFactory,
         models: Models,
         ports: SessionPorts,
-        default_model: str | None = None,
-        default_thinking: Thinking | None = None,
-        max_depth: int = 2,
+        defaults: SessionDefaults = DEFAULTS,
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
         unload_after_ms: int = 0,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
-        self._models, self._default_model = models, default_model
-        self._default_thinking = default_thinking
-        self._max_depth, self._socket = max_depth, socket
+        self._models, self._defaults, self._socket = models, defaults, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
         self._loaded: dict[str, SessionActor] = {}
         self._shared = Environment(
@@ -180,11 +173,12 @@ class SessionStore:
         request: str | None,
     ) -> SessionActor:
         self._check_open()
-        model = self._models.default(self._default_model if params.model is None else params.model)
+        chosen = self._defaults.model if params.model is None else params.model
+        model = self._models.default(chosen)
         check_thinking(model, params.thinking)
         thinking = params.thinking
         if thinking is None and parent is None:
-            thinking = clamp_thinking(model, self._default_thinking)
+            thinking = clamp_thinking(model, self._defaults.thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
@@ -199,7 +193,7 @@ class SessionStore:
             model=model.selector,
             thinking=thinking,
             prompt="",
-            max_depth=parent.max_depth if parent else self._max_depth,
+            max_depth=parent.max_depth if parent else self._defaults.max_depth,
             ephemeral=params.ephemeral,
             options=public(options),
             env_names=tuple(env),
