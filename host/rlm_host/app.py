@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .children.service import ChildrenService
     from .kernels.environment import KernelHost
     from .kernels.recipe import Recipe
+    from .loops.audit import DecisionLog
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -323,9 +324,15 @@ def _loops(
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return SqliteRunStore(path)
 
+    def open_log() -> "DecisionLog":
+        from .loops.audit import DecisionLog
+
+        return DecisionLog(paths.decision_log(home))
+
     return LoopService(
         open_store,
         runners,
+        open_log=open_log,
         worker=f"rlm-host {os.getpid()}",
         on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
         on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
