@@ -1,4 +1,4 @@
-"""What the host's first, silent cell does: `from rlm._bootstrap import bind; bind()`."""
+"""What the host's silent cells do: `from rlm._bootstrap import bind; bind()`, and `stop`."""
 
 import sys
 
@@ -12,3 +12,12 @@ def bind() -> None:
     namespace = sys.modules["__main__"].__dict__
     namespace.update(rlm=rlm, bash=rlm.bash, asyncio=asyncio)
     namespace.pop("bind", None)
+
+
+def stop() -> None:
+    """End what cells left running: their background commands are killed, their tasks cancelled."""
+    from . import _bash, _runtime
+
+    _bash.kill_all()
+    _runtime.current().cancel_tasks()
+    sys.modules["__main__"].__dict__.pop("stop", None)

@@ -37,8 +37,10 @@ PYTHON = "scripted/python"
 class Family:
     """One host's worth of sessions. Made by `family`."""
 
-    def __init__(self, home: Path, store: SessionStore, children: ChildrenService) -> None:
-        self.home, self.store, self.children = home, store, children
+    def __init__(
+        self, home: Path, store: SessionStore, children: ChildrenService, models: Models
+    ) -> None:
+        self.home, self.store, self.children, self.models = home, store, children, models
         self.cwd = home.parent
 
     async def root(
@@ -167,5 +169,5 @@ async def family(
         )
         service.bind(store)
         async with store:
-            yield Family(home, store, service)
+            yield Family(home, store, service, models)
     await models.aclose()

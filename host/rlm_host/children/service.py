@@ -31,7 +31,7 @@ from .budget import BudgetBook
 from .contract import decode_result, encode_result, project
 from .documents import Documents
 from .kin import RECENT, REGISTRY, ChildrenSettings, Kin, registry_of
-from .lifecycle import OPEN, On
+from .lifecycle import OPEN
 from .mail import Mail
 from .recent import Recent
 from .recovery import Recovery
@@ -122,6 +122,7 @@ class ChildrenService:
         ports.on_idle.append(runner.on_idle)
         ports.is_quiet.append(runner.is_quiet)
         ports.on_stop.append(runner.on_stop)
+        ports.held_since.append(self._kin.held_since)
         ports.on_close.append(runner.on_close)
         ports.on_load.append(self._recovery.on_load)
         ports.may_open.append(self._recovery.may_open)
@@ -156,6 +157,7 @@ class ChildrenService:
     async def _run(
         self, actor: SessionActor, payload: bridge.Run, cell_id: str | None
     ) -> bridge.Handle:
+        self._kin.unless_stopped(actor)
         child = await self._spawning.spawn(actor, payload.prompt, payload.options, item_id=cell_id)
         return self._kin.handle(actor, child)
 
@@ -193,6 +195,7 @@ class ChildrenService:
     async def _send_child(
         self, actor: SessionActor, payload: bridge.SendNamed, cell_id: str | None
     ) -> bridge.Receipt:
+        self._kin.unless_stopped(actor)
         sending = self._mail.to_child(actor, payload.name, payload.message, item_id=cell_id)
         return await self._whole(sending)
 
@@ -273,10 +276,13 @@ class ChildrenService:
         """
         Cancel a child's task and everything below it; when this returns, nothing of it runs.
 
-        A child without an open task stays as it is. Raises AgentNotFound, AgentAmbiguous.
+        A child without an open task keeps its status; what its cells left running ends, too.
+
+        Raises:
+            AgentNotFound, AgentAmbiguous: no child fits, or several do.
         """
         child = select(registry_of(actor).known(), target)
-        await self._whole(self._runner.feed(actor, child, On.CANCEL))
+        await self._whole(self._runner.cancel(actor, child))
         return self._kin.agent(actor, child)
 
     async def delete(self, actor: SessionActor, target: str) -> Agent:

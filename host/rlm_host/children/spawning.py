@@ -96,8 +96,8 @@ class Spawning:
         if self._runner.stops(parent) != stops or parent.closing:
             await self._runner.feed(parent, child, On.CANCEL)
         else:
-            await self._runner.wake(parent)
             self._runner.begin(parent, child)
+            await self._runner.wake(parent)
         return child
 
     async def _admit(self, parent: SessionActor, record: r.ChildAdmitted) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from rlm_protocol import kernel
 from rlm_protocol.errors import KernelDied, KernelUnavailable, SnapshotFailed, SnapshotUntrusted
 
-from .bootstrap import BIND
+from .bootstrap import BIND, STOP
 from .cell import KernelStatus, OutputEvent, Revival, SnapshotReport
 from .client import Kernel
 from .lifecycle import State
@@ -165,6 +165,13 @@ class KernelSlot:
             size_bytes=done.bytes or 0,
             unverified=bool(done.unverified),
         )
+
+    async def stop_background(self) -> None:
+        """End what cells left running in the live process; a dead one has left nothing."""
+        if self.live is None:
+            return
+        with contextlib.suppress(KernelDied):
+            await self.live.run(kernel.Execute(id=self.live.new_id(), code=STOP, silent=True))
 
     def drop_snapshot(self) -> None:
         """Delete the snapshot. Raises OSError."""

@@ -40,8 +40,9 @@ from .recorded import CHECKPOINT_IDLE, Environment, Recorded, T
 from .recovery import Recovered
 from .requests import Requests
 from .schema import check_schema
-from .state import closing_records
+from .state import PERSONAL, closing_records
 from .subscriptions import Listener
+from .together import all_of
 from .turn import Turn
 
 END_S = 2.0
@@ -213,8 +214,9 @@ class SessionActor(Recorded):
         """
         End the running turn, and with `subtree` everything below; `turn/completed` tells the rest.
 
-        It comes in at most a second. Gives the turn's id, None when none runs. After a `subtree`
-        stop nothing that waits starts a turn until a person starts one.
+        It comes in at most a second. Gives the turn's id, None when none runs. A `subtree` stop
+        also ends the cells, background commands and tasks of the whole tree, those that do not
+        yield with their kernels; nothing that waits starts a turn until a person starts one.
 
         Raises:
             TurnMismatch: another turn than `turn_id` runs.
@@ -225,9 +227,10 @@ class SessionActor(Recorded):
         if turn is not None:
             turn.interrupt.set()
         if subtree:
-            await self.append(r.InputsHeld())
-            for stop in self.ports.on_stop:
-                await stop(self)
+            try:
+                await self.append(r.InputsHeld())
+            finally:  # a full disk keeps nothing running
+                await all_of(self.kernel.stop(), *(stop(self) for stop in self.ports.on_stop))
         return turn.turn_id if turn else None
 
     async def wait_idle(self) -> None:
@@ -272,9 +275,9 @@ class SessionActor(Recorded):
         """Start a turn for what waits; else the session is idle."""
         if self._turn is not None or self.closing:
             return
-        taken = [] if self.state.held else self.pending("steer")
-        if not taken and follow_up and not self.state.held:
-            waiting = self.pending("follow_up")
+        taken = self._may_begin("steer")
+        if not taken and follow_up:
+            waiting = self._may_begin("follow_up")
             taken = [one for one in waiting if one.origin != "queue"] or waiting[:1]
         if taken:
             accepted = r.TurnAccepted(turn_id=self.new_id("turn"), origin=taken[0].origin)
@@ -287,6 +290,17 @@ class SessionActor(Recorded):
         for hook in self.ports.on_idle:
             await hook(self)
         self.check_quiet()
+
+    def _may_begin(self, mode: Literal["steer", "follow_up"]) -> list[r.InputQueued]:
+        """Give what waits; after a stop, only what a person has said since."""
+        since_ms = max((held(self) for held in self.ports.held_since), default=0)
+        if self.state.held:
+            since_ms = max(since_ms, self.state.held_at_ms, 1)
+        return [
+            one
+            for one in self.pending(mode)
+            if not since_ms or (one.origin in PERSONAL and one.item.started_at_ms > since_ms)
+        ]
 
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
@@ -450,11 +464,13 @@ class SessionActor(Recorded):
         self.closing = True
         if self._turn is not None:
             self._turn.interrupt.set()
+        # All of a tree at once: a cell that does not yield must not keep those below it waiting.
+        kernel = asyncio.ensure_future(self.kernel.aclose(snapshot=not self.state.opened.ephemeral))
         for hook in self.ports.on_close:
             await hook(self)
         if self._running is not None:
             await asyncio.wait([self._running], timeout=END_S)
-        await self.kernel.aclose(snapshot=not self.state.opened.ephemeral)
+        await kernel
         if self._usage_timer is not None:
             self._usage_timer.cancel()
         left = [task for task in self._tasks if task is not self._checkpointing]
