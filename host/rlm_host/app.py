@@ -15,13 +15,15 @@ import anyio.to_thread
 from . import paths
 from .clock import Clock, SystemClock
 from .config import Config
+from .config_file import ConfigFile
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
-from .processes.facts import harden_host
+from .processes.facts import can_fork_guards, harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
 from .processes.sweep import left_running, sweep
+from .processes.templates import Templates
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
@@ -88,6 +90,7 @@ async def build(
         )
         yield Services(
             home=home,
+            config_file=_config_file(config),
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
@@ -99,9 +102,9 @@ async def build(
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import agent, artifact, host, loop, model, repl, session, turn, usage
+    from .rpc.handlers import agent, artifact, config, host, loop, model, repl, session, turn, usage
 
-    nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
+    nouns = (agent, artifact, config, host, loop, model, repl, session, turn, usage)
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
@@ -109,13 +112,22 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
     """Give what kernels of this home share, for commands that look at kernels without a host."""
     from .kernels.environment import KernelHost
 
+    processes = Processes(None)
     return KernelHost(
         home=home,
         environ=env,
-        processes=Processes(None),
+        processes=processes,
         clock=SystemClock(),
+        python=config.kernel_python,
+        templates=_templates(config, processes),
         packages=config.kernel.packages,
     )
+
+
+def _templates(config: Config, processes: Processes) -> Templates | None:
+    if not (config.kernel.warm and can_fork_guards()):
+        return None
+    return Templates(processes, preload=config.kernel.preload)
 
 
 def orphans(home: Path, *, end: bool) -> tuple[int, ...]:
@@ -143,6 +155,7 @@ class Agents:
         self._socket, self._on_secret = socket, on_secret
         self._config, self._env, self._home = config, env, home
         self._clock, self._processes = clock, processes
+        self._templates = _templates(config, processes)
         self._models: Models | None = None
         self._sessions: SessionStore | None = None
         self._children: ChildrenService | None = None
@@ -173,17 +186,22 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .sessions.checking import Checker
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
+            from .sessions.tools import ClientTools
 
             kernels = KernelHost(
                 home=self._home,
                 environ=self._env,
                 processes=self._processes,
                 clock=self._clock,
+                python=self._config.kernel_python,
+                templates=self._templates,
                 packages=self._config.kernel.packages,
             )
             ports, limits = SessionPorts(), self._config.children
+            ClientTools(Checker(self._processes)).install(ports)
             self._children = ChildrenService(
                 models=self.models,
                 clock=self._clock,
@@ -201,6 +219,7 @@ class Agents:
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
                 default_model=self._config.model,
+                default_thinking=self._config.thinking,
                 ports=ports,
                 max_depth=limits.max_depth,
                 socket=str(self._socket) if self._socket else None,
@@ -226,8 +245,21 @@ class Agents:
             await self._sessions.aclose()
         if self._children is not None:
             await self._children.aclose()
+        if self._templates is not None:
+            await self._templates.aclose()
         if self._models is not None:
             await self._models.aclose()
+
+
+def _config_file(config: Config) -> ConfigFile:
+    def check(read: Config) -> None:
+        from .models.settings import read_providers
+
+        read_providers(read.providers, base_dir=read.base_dir)
+
+    file = ConfigFile(config.source, check)
+    file.remember()
+    return file
 
 
 def _swept_ledger(home: Path) -> Ledger | None:

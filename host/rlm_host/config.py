@@ -1,16 +1,20 @@
 """The user's settings: `config.toml`, read whole, every key known or refused by its name."""
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.session import Thinking
 
 from . import paths
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,9 +25,16 @@ class KernelConfig(_Table, frozen=True):
     """`[kernel]`: the Python in which cells run."""
 
     python: str | None = None
-    """An interpreter for every session that names none."""
+    """
+    An interpreter for every session that names none, before the workspace's .venv: a program on the
+    PATH, or a path, relative to this file.
+    """
     packages: tuple[str, ...] = ()
     """Requirements of the managed environment besides the runtime."""
+    warm: bool = True
+    """Fork kernels from a template process; false starts each one cold."""
+    preload: tuple[str, ...] = ()
+    """Modules that the template loads for its kernels."""
 
 
 class LogConfig(_Table, frozen=True):
@@ -35,10 +46,10 @@ class LogConfig(_Table, frozen=True):
 class ChildrenConfig(_Table, frozen=True):
     """`[children]`."""
 
-    max_depth: int = 2
-    max_running: int = 8
+    max_depth: Annotated[int, msgspec.Meta(ge=0, le=16)] = 2
+    max_running: Positive = 8
     """Children of one depth whose turns run at once; others wait, visibly queued."""
-    max_living: int = 1000
+    max_living: Positive = 1000
     """Living children of one session."""
 
 
@@ -47,14 +58,28 @@ class Config(_Table, frozen=True):
 
     model: str | None = None
     """`provider/model` of a session that names none."""
-    thinking: str | None = None
+    thinking: Thinking | None = None
+    """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
     children: ChildrenConfig = ChildrenConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}
     """`[providers.NAME]` tables; models/settings.py reads them."""
-    base_dir: Path = Path()
-    """Where relative paths of this file start; never in the file itself."""
+    source: Path = Path()
+    """The file that was read, or that would have been; never in the file itself."""
+
+    @property
+    def base_dir(self) -> Path:
+        """Where relative paths of the file start."""
+        return self.source.parent
+
+    @property
+    def kernel_python(self) -> str | None:
+        """`kernel.python`, a path in it absolute."""
+        python = self.kernel.python
+        if python is None or os.sep not in python:
+            return python
+        return str(self.base_dir / Path(python).expanduser())
 
 
 _FIELD = re.compile(r"(?:unknown|required) field `(?P<field>[^`]*)`")
@@ -69,30 +94,30 @@ def load(home: Path, file: Path | None = None) -> Config:
         ConfigInvalid: the file that was named does not exist, is not TOML, or has a key or value
             that is not one of ours; the message names file and key.
     """
-    path = file if file is not None else paths.config(home)
+    path = (file if file is not None else paths.config(home)).absolute()
     try:
         text = path.read_bytes().decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if file is not None:
             raise ConfigInvalid(f"There is no configuration file {path}.") from None
-        return Config(base_dir=home)
+        return Config(source=path)
     except (OSError, UnicodeDecodeError) as why:
         raise ConfigInvalid(f"{path} cannot be read: {why}.") from why
     try:
-        return parse(tomllib.loads(text), base_dir=path.absolute().parent, name=str(path))
+        return parse(tomllib.loads(text), source=path)
     except tomllib.TOMLDecodeError as why:
         raise ConfigInvalid(f"{path} is not TOML: {why}.") from why
 
 
-def parse(tables: Mapping[str, Any], *, base_dir: Path, name: str = "configuration") -> Config:
+def parse(tables: Mapping[str, Any], *, source: Path) -> Config:
     """Give the settings in `tables`. Raises ConfigInvalid, which says which key of which file."""
-    if "base_dir" in tables:
-        raise ConfigInvalid(f"{name}: unknown key base_dir.")
+    if "source" in tables:
+        raise ConfigInvalid(f"{source}: unknown key source.")
     try:
         given = msgspec.convert(dict(tables), Config)
     except msgspec.ValidationError as why:
-        raise ConfigInvalid(f"{name}: {_said(str(why))}.") from why
-    return msgspec.structs.replace(given, base_dir=base_dir)
+        raise ConfigInvalid(f"{source}: {_said(str(why))}.") from why
+    return msgspec.structs.replace(given, source=source)
 
 
 def _said(reason: str) -> str:

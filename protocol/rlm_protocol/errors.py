@@ -343,6 +343,16 @@ class ToolUnavailable(RlmError):
     retryable = True
 
 
+class ToolFailed(RlmError):
+    code = -31432
+    meaning = "The client ran the tool, and it failed."
+
+
+class ApprovalDenied(RlmError):
+    code = -31433
+    meaning = "A person did not allow this, or nobody decided in time; it was not done."
+
+
 # --- stores and loops: -315xx -------------------------------------------------------------------
 
 

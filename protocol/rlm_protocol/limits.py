@@ -48,6 +48,15 @@ CHILDREN_LIVING = 1000
 """Living children of one session: a cell that spawns in an endless loop is stopped here."""
 CONTRACT_SCHEMA_BYTES = 64 * KIB
 RESULT_BYTES = 8 * MIB
+TOOLS_MAX = 128
+"""Tools of a client in one session: all of them are told to the model."""
+TOOL_DESCRIPTION_CHARS = 4096
+TOOL_RESULT_BYTES = 8 * MIB
+"""Of a client's answer to `tool/call`; more belongs into a file."""
+TOOL_CALL_MS = 10 * 60 * 1000
+"""A client that has not answered a `tool/call` by then is told to stop."""
+APPROVAL_MS = 10 * 60 * 1000
+"""What no person has decided by then is denied, never granted."""
 MESSAGE_CHARS = 16_384
 MESSAGES_PENDING = 20
 MESSAGE_BURST = 3

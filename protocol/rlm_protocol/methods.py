@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from . import agent, host, item, loop, model, repl, session, turn, usage
+from . import agent, config, host, item, loop, model, repl, session, turn, usage
 from . import errors as e
 from .base import Empty, NoParams, Notification, Params, Result, SessionNotification
 
@@ -49,6 +49,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SESSION = (e.SessionNotFound, e.SessionLeased, e.SessionClosed)
+_FILE = (e.StoreUnavailable,)
 _STORE = (e.StoreFull, e.StoreUnavailable, e.StoreCorrupt)
 _KERNEL = (*_SESSION, e.KernelDied, e.KernelBusy, e.KernelUnavailable)
 _RUN = (e.RunNotFound, e.StoreFull, e.StoreBusy, e.StoreUnavailable, e.StoreCorrupt)
@@ -271,6 +272,16 @@ METHODS: dict[str, Method] = {
             e.ThinkingUnsupported,
         ),
         _m("auth/state", NoParams, model.AuthStateResult, "host"),
+        _m("config/read", NoParams, config.ConfigResult, "host", e.ConfigInvalid, *_FILE),
+        _w(
+            "config/write",
+            config.ConfigWriteParams,
+            config.ConfigResult,
+            "host",
+            e.ConfigInvalid,
+            e.Conflict,
+            *_FILE,
+        ),
         _m(
             "artifact/read",
             host.ArtifactReadParams,
@@ -310,6 +321,17 @@ METHODS: dict[str, Method] = {
         _m("loop/apply", loop.LoopApplyRequest, Empty, "run", direction="host"),
     )
 }
+
+RESERVED = frozenset(
+    f"{noun}/{verb}"
+    for noun, verbs in {
+        "goal": ("set", "get", "clear", "complete", "pause", "resume"),
+        "schedule": ("add", "list", "cancel", "pause", "resume"),
+        "harness": ("list", "apply", "rollback"),
+    }.items()
+    for verb in verbs
+)
+"""Names that later revisions give a meaning to: `unsupported` until then, never `unknown`."""
 
 EVENTS: dict[str, Event] = {
     row.name: row

@@ -22,6 +22,7 @@ from .child import ChildRecord as ChildRecord
 from .child import ChildStatusChanged as ChildStatusChanged
 from .child import ChildUsageAttributed as ChildUsageAttributed
 from .framing import UNDECODABLE, decode_error
+from .host import Decision
 from .item import Item
 from .record import Record as _Record
 from .session import Budget, SessionOptions, Thinking
@@ -226,6 +227,41 @@ class CellStarted(_Record, frozen=True, tag="cell_started"):
     call_id: str | None = None
 
 
+class ToolCallStarted(_Record, frozen=True, tag="tool_call_started"):
+    """A client is asked to run a tool for a cell. It is never asked a second time."""
+
+    item_id: str
+    name: str
+    arguments: dict[str, Any]
+    cell_id: str | None = None
+    turn_id: str | None = None
+    artifact: str | None = None
+    """Holds the arguments when they are too long for a record."""
+
+
+class ApprovalAsked(_Record, frozen=True, tag="approval_asked"):
+    """
+    Something waits for a person. `detail` is what was shown, None when it is too long for a record.
+
+    One that nothing follows was cut off by a crash: it is closed as cancelled, nothing was done.
+    """
+
+    approval_id: str
+    what: Literal["cell", "spawn", "tool"]
+    expires_at_ms: int
+    detail: dict[str, Any] | None = None
+    turn_id: str | None = None
+    cell_id: str | None = None
+
+
+class ApprovalSettled(_Record, frozen=True, tag="approval_settled"):
+    """It was decided, or need not be any more. Nothing is done before this is durable."""
+
+    approval_id: str
+    decision: Decision
+    reason: str | None = None
+
+
 class ItemCompleted(_Record, frozen=True, tag="item_completed"):
     """
     An item as it will stay.
@@ -358,6 +394,9 @@ Record = (
     | ProviderOutcome
     | ProviderFailed
     | CellStarted
+    | ToolCallStarted
+    | ApprovalAsked
+    | ApprovalSettled
     | ItemCompleted
     | TurnCompleted
     | ContextCompacted

@@ -12,7 +12,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from . import _linux
@@ -37,7 +37,7 @@ class Channels(NamedTuple):
     guard_pid: int
 
 
-def split(*, control: int | None, owner: int) -> Channels:
+def split(*, control: int | None, owner_fd: int | None, private: Sequence[int] = ()) -> Channels:
     """
     Fork. The child returns as the kernel; the parent becomes its guard and never returns.
 
@@ -46,7 +46,8 @@ def split(*, control: int | None, owner: int) -> Channels:
 
     Args:
         control: a SOCK_SEQPACKET fd of the host, or None; the guard owns it.
-        owner: pid of the process whose end ends the kernel; 0 when it cannot be seen from here.
+        owner_fd: pidfd of the process whose end ends the kernel; None when there is none to be had.
+        private: what the kernel alone keeps.
     """
     requests, events = high_fd(0, close=False), high_fd(1, close=False)
     pipes = [os.pipe() for _ in NAMES]
@@ -56,9 +57,6 @@ def split(*, control: int | None, owner: int) -> Channels:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    owner_fd = _linux.pidfd(owner)
-    if owner and os.getppid() != owner:
-        os._exit(125)  # the owner was gone before it could be watched
     _linux.become_subreaper()
     me = os.getpid()
     pid = os.fork()
@@ -76,9 +74,18 @@ def split(*, control: int | None, owner: int) -> Channels:
         os.dup2(2, 1)
         return Channels(requests, events, reads, writes, page, me)
     os.dup2(0, 1)
-    for fd in writes:
+    for fd in (*writes, *private):
         os.close(fd)
     _Guard(pid, control, owner_fd, requests, _Pump(reads, events, page)).run()
+
+
+def watch_parent() -> int | None:
+    """Give a pidfd of the process that started this one, or None; ends when it is gone already."""
+    owner = os.getppid()
+    owner_fd = _linux.pidfd(owner)
+    if os.getppid() != owner:
+        os._exit(125)
+    return owner_fd
 
 
 def capture(channels: Channels) -> None:
@@ -219,11 +226,12 @@ class _Guard:
         for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
             _signal.signal(number, self._forward)
         _signal.signal(_signal.SIGCHLD, lambda *_: self._reap())
+        woken = _wakeup()
         kernel_fd = _linux.pidfd(self._kernel)
         self._tell(b"pid %d" % self._kernel)
         self._pump.start()
         poller = select.poll()
-        for fd in (self._owner_fd, kernel_fd, self._control):
+        for fd in (self._owner_fd, kernel_fd, self._control, woken):
             if fd is not None:
                 poller.register(fd, select.POLLIN)
         poller.register(self._requests, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
@@ -232,6 +240,8 @@ class _Guard:
         owner = os.getppid()
         while True:
             events = dict(poller.poll(_wait_ms(deadline, blind=blind)))
+            if woken in events:
+                os.read(woken, READ_BYTES)
             self._reap()
             if self._code is not None:
                 return False
@@ -291,6 +301,20 @@ class _Guard:
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)
+
+
+def _wakeup() -> int:
+    """
+    Give a descriptor that each signal makes readable.
+
+    A signal that comes after Python has last looked for one and before `poll` sleeps interrupts
+    nothing: without this its handler would wait for the next event, a SIGTERM perhaps for ever.
+    """
+    read_end, write_end = map(high_fd, os.pipe())
+    for fd in (read_end, write_end):
+        os.set_blocking(fd, False)
+    _signal.set_wakeup_fd(write_end)
+    return read_end
 
 
 def _wait_ms(deadline: float | None, *, blind: bool) -> int | None:

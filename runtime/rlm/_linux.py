@@ -8,7 +8,7 @@ below `ctypes`, which is loaded in a third of the time. (prctl(2), pidfd_open(2)
 import _signal  # type: ignore[import-not-found]
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 1, 36, 24
@@ -78,8 +78,12 @@ def drop_inspection() -> None:
     _call("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
 
 
-def descendants(root: int) -> list[int]:
-    """Give every living descendant of `root`, nearest first. Empty where there is no /proc."""
+def descendants(root: int, without: Collection[int] = ()) -> list[int]:
+    """
+    Give every living descendant of `root`, nearest first. Empty where there is no /proc.
+
+    `without` names processes that are left out with all that is below them.
+    """
     children: dict[int, list[tuple[int, bytes]]] = {}
     try:
         names = os.listdir("/proc")
@@ -95,6 +99,8 @@ def descendants(root: int) -> list[int]:
     todo = [root]
     while todo:
         for pid, state in children.get(todo.pop(), ()):
+            if pid in without:
+                continue
             todo.append(pid)
             if state not in (b"Z", b"X"):
                 found.append(pid)
@@ -111,11 +117,17 @@ def stat(pid: int) -> list[bytes] | None:
     return text[text.rindex(b")") + 2 :].split()
 
 
-def kill_descendants(reap: Callable[[], bool]) -> None:
-    """SIGKILL every descendant of this process until none is left; beats forks in the making."""
+def kill_descendants(reap: Callable[[], bool], without: Collection[int] = ()) -> None:
+    """
+    SIGKILL every descendant of this process until none is left; beats forks in the making.
+
+    Args:
+        reap: reaps what has ended; tells whether a child is left that must end.
+        without: processes that are spared with all that is below them.
+    """
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        left = descendants(os.getpid())
+        left = descendants(os.getpid(), without)
         for pid in left:
             try:
                 os.kill(pid, _signal.SIGKILL)
@@ -135,6 +147,11 @@ def end_by_signal(number: int) -> NoReturn:
         _signal.signal(number, _signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)
+
+
+def lists_children() -> bool:
+    """Tell whether `children` can know anything here."""
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 def children(pid: int) -> list[int]:

@@ -19,7 +19,13 @@ def is_users(name: object) -> bool:
 
 def user_names(namespace: dict[str, Any]) -> list[str]:
     """Give the user's names in the order in which they were bound."""
-    return [name for name in list(namespace) if is_users(name)]
+    return [name for name in list(namespace) if is_users(name) and not _is_tools(name, namespace)]
+
+
+def _is_tools(name: str, namespace: dict[str, Any]) -> bool:
+    """Tell the client's tools from a variable of the user that has their name."""
+    module = sys.modules.get("rlm._tools")
+    return name == "tools" and module is not None and type(namespace.get(name)) is module.Tools
 
 
 @contextmanager

@@ -39,13 +39,20 @@ def is_active() -> bool:
 
 
 def main() -> None:
-    """Run a kernel on stdin and stdout. Does not return in the kernel nor in its guard."""
+    """Run a kernel on stdin and stdout, or a template of kernels. Never returns."""
     # Cells say `from rlm.repl import emit`; without this line they would load a second, deaf copy.
     sys.modules["rlm.repl"] = sys.modules["__main__"]
     vars(sys.modules["rlm"])["repl"] = sys.modules["__main__"]
-    from . import _guard
+    from . import _codec, _guard
 
-    channels = _guard.split(control=_guard.control_from_environment(), owner=os.getppid())
+    if "RLM_TEMPLATE_FD" in os.environ:
+        _codec.load()
+        from . import _template
+
+        channels = _template.serve()
+    else:
+        control = _guard.control_from_environment()
+        channels = _guard.split(control=control, owner_fd=_guard.watch_parent())
     start(channels)
 
 

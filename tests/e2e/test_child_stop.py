@@ -33,8 +33,11 @@ HOLD = (
 
 
 async def pid_in(path: Path) -> int:
-    await until(lambda: path.exists() and path.read_text(), f"{path.name}")
-    return int(path.read_text())
+    def said() -> str:
+        return path.read_text() if path.exists() else ""
+
+    await until(said, f"{path.name}")
+    return int(said())
 
 
 async def requests_end(host: Family, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from rlm_host.client import HostClient
 from rlm_protocol.errors import HostLost, SessionLeased
-from support.cli import COMMAND, DEADLINE_S, cli_env, end, processes_of, rlm_host, wait_for
+from support.cli import COMMAND, DEADLINE_S, cli_env, end, processes_of, rlm_host, serve, wait_for
 from support.fake_client import attached, spawned
 from support.raw_host import INITIALIZE, frame, notification, request
 
@@ -37,8 +36,6 @@ def served(tmp_path: Path) -> Iterator[Path]:
         assert not path.exists()
     finally:
         end(process)
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 async def test_two_clients_share_a_session(served: Path, tmp_path: Path) -> None:
@@ -146,30 +143,13 @@ async def test_a_second_host_at_the_same_socket_is_refused(served: Path, tmp_pat
         await client.request("host/status")
 
 
-def serve(tmp_path: Path, path: Path) -> "subprocess.Popen[str]":
-    """Start a host and wait until it listens."""
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--socket", str(path)],
-        env=cli_env(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert "serves on" in process.stderr.readline()
-    return process
-
-
 async def test_a_socket_of_a_dead_host_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     for _ in range(2):
         process = serve(tmp_path, path)
         async with HostClient.attach(path) as client:
             await client.request("host/status")
-        process.kill()
-        process.wait(DEADLINE_S)
-        assert process.stderr is not None
-        process.stderr.close()
+        end(process)
         assert path.exists()
     with pytest.raises(HostLost):
         async with HostClient.attach(path):

@@ -31,6 +31,7 @@ from support.loop_child import (
     functions,
     kernel_on,
     nursery,
+    plain,
 )
 from support.services import Postgres
 
@@ -101,11 +102,11 @@ def finish(db: Path, **how):
 
 
 def history(db: Path) -> list[bytes]:
-    """Every recorded event and the head, without the tokens that tell workers apart."""
+    """Every recorded event and the head, without what tells workers apart."""
     loops = kernel_on(db)
     try:
         loops.report("run")  # the head is the fold of the events
-        events = [(row.key, encode(row.event)) for row in loops.store.events("run")]
+        events = plain(loops.store.events("run"))
         row = loops.store.head("run")
         return [*events, (row.status, row.reason, encode(row.head))]
     finally:

@@ -9,8 +9,7 @@ import pytest
 from rlm_host.loops.stores.open import open_store
 from rlm_host.loops.stores.postgres import PostgresRunStore
 from rlm_protocol.errors import ConfigInvalid, SchemaTooNew, StoreUnavailable
-from rlm_protocol.loop_records import encode
-from support.loop_child import ACTIONS, functions, kernel_on
+from support.loop_child import ACTIONS, functions, kernel_on, plain
 from support.loop_stores import generation, head_after, submitted
 from support.services import Postgres
 
@@ -38,7 +37,7 @@ def run_on(url: str, folder, fault=lambda point: None) -> list:
         loops.submit("run")
         report = loops.run("run", "w", **functions(db, fault))
         assert [g.action for g in report.generations] == ACTIONS
-        return [(row.key, encode(row.event)) for row in loops.store.events("run")]
+        return plain(loops.store.events("run"))
     finally:
         loops.store.close()
 

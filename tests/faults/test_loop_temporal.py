@@ -21,7 +21,7 @@ from rlm_protocol import loop_records as records
 from rlm_protocol.errors import ConfigInvalid, Conflict, RunNotFound, StoreUnavailable
 from rlm_protocol.loop_records import LoopConfig, Submitted
 from rlm_protocol.loop_temporal import Settings
-from support.loop_child import ACTIONS, CONFIG, Effects, functions
+from support.loop_child import ACTIONS, CONFIG, Effects, functions, plain
 from support.loop_stores import submitted
 from support.services import Temporal
 
@@ -75,7 +75,7 @@ class Cluster:
         return read_report(self.runs, self.run)
 
     def history(self) -> list[tuple[str, bytes]]:
-        return plain(self.runs, self.run)
+        return plain(self.runs.events(self.run))
 
     def close(self) -> None:
         for worker in self.workers:
@@ -83,13 +83,6 @@ class Cluster:
             worker.wait()
             worker.stdout.close()
         self.runs.close()
-
-
-def plain(runs, run_id: str) -> list[tuple[str, bytes]]:
-    """Every event, without the span ids and tokens that tell engines apart."""
-    rows = runs.events(run_id)
-    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
-    return [(row.key, records.encode(row.event)) for row in rows]
 
 
 @pytest.fixture
@@ -107,7 +100,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     loops = LoopKernel(store, LoopConfig("t", "w", **CONFIG))
     loops.submit("run")
     loops.run("run", "w", **functions(folder / "runs"))
-    events = plain(store, "run")
+    events = plain(store.events("run"))
     store.close()
     return events
 

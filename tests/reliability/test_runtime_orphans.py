@@ -69,6 +69,13 @@ def test_nothing_is_left(shape: str, killed: str) -> None:
         runtime.close()
 
 
+def test_a_signal_to_the_guard_is_never_lost() -> None:
+    for trial in range(40):  # right after `ready` the guard is about to sleep in poll
+        with Runtime() as runtime:
+            runtime.process.terminate()
+            assert runtime.wait() == -signal.SIGTERM, trial
+
+
 def check_gone(marks: tuple[str, ...], began: float, shape: str) -> None:
     left = [pid for mark in marks for pid in gone_within(mark, GONE_S)]
     print(f"{shape}: gone after {time.monotonic() - began:.3f} s")

@@ -14,17 +14,20 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from rlm_host.loops.inputs import LoopConfig, LoopObservation
 from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.stores.base import EventRow
 from rlm_host.loops.stores.postgres import PostgresRunStore
 from rlm_host.loops.stores.sqlite import SqliteRunStore
 from rlm_host.loops.worker import Work
 from rlm_protocol.errors import RlmError
+from rlm_protocol.loop_records import Claimed, encode
 
 REWARDS = (0.3, 0.5, 0.45, 0.1, 0.6, 0.7)
 ACTIONS = ["accept", "accept", "reject", "rollback", "accept", "accept"]
@@ -76,6 +79,15 @@ class FailPoint:
             self.passed += 1
             if self.passed == self.nth:
                 os.kill(os.getpid(), getattr(signal, self.action))
+
+
+def plain(rows: Sequence[EventRow]) -> list[tuple[str, bytes]]:
+    """Give a whole history without what tells workers and their tokens apart."""
+    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    told = [row for row in rows if not isinstance(row.event, Claimed)]
+    first = msgspec.structs.replace(told[0].event, provenance=None)
+    events = [first, *(row.event for row in told[1:])]
+    return [(row.key, encode(event)) for row, event in zip(told, events, strict=True)]
 
 
 def store_at(db: Path, fault=lambda point: None):

@@ -11,6 +11,7 @@ from rlm_host.loops.head import fold_all
 from rlm_host.loops.stores.base import RunStore
 from rlm_host.loops.stores.open import open_store
 from rlm_host.loops.stores.sqlite import SqliteRunStore
+from rlm_protocol.loop import Provenance
 from rlm_protocol.loop_records import (
     Decision,
     Event,
@@ -112,6 +113,15 @@ STORES: dict[str, Callable[[pytest.FixtureRequest, Path], StoreUnderTest]] = {
     "sqlite": lambda _, folder: SqliteUnderTest(folder),
     "postgres": lambda request, _: PostgresUnderTest(request.getfixturevalue("postgres")),
 }
+
+
+PROVENANCE = Provenance(
+    commit="c0ffee",
+    dirty_digest=None,
+    unknown=None,
+    interpreter="CPython 3.11.7 linux x86_64",
+    packages_digest="d1ce",
+)
 
 
 def submitted(run_id: str = "run", **config) -> Submitted:

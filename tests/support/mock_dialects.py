@@ -37,6 +37,8 @@ class Answer:
     usage: Usage | None = field(default_factory=Usage)
     raw_arguments: str | None = None
 
+    body: bytes | None = None
+    """Sent as it is in place of the events."""
     status: int = 200
     error_type: str = ""
     error_code: str = ""
@@ -72,6 +74,8 @@ class Answer:
 
 def events(dialect: Dialect, answer: Answer, model: str, turn: int) -> list[bytes]:
     """Give the events of an answer, its faults that lie in events included. `turn` makes ids new."""
+    if answer.body is not None:
+        return [answer.body]
     make = {"chat": _chat, "responses": _responses, "messages": _messages}[dialect]
     whole = list(make(answer, model, turn))
     if answer.error_event_after is not None:

@@ -50,10 +50,18 @@ class StubKernel:
         self.revival: Revival | None = None
         self._interrupts: dict[str, asyncio.Event] = {}
         self.closed = False
+        self.bound: list[str] = []
 
     @property
     def status(self) -> KernelStatus:
         return KernelStatus.IDLE
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def rebind(self) -> None:
+        self.bound.append(self.given["bootstrap"]())
 
     async def execute(
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
@@ -179,6 +187,43 @@ def answers(*scripts: list[Any]) -> Answer:
             yield step
 
     return lambda request: played(queue.pop(0) if queue else say("out of script"))
+
+
+class Person:
+    """A client that can be asked: `answer(method, params)` gives its answer, None never comes."""
+
+    def __init__(self, answer: Callable[[str, Any], Any] = lambda *_: None, name: str = "") -> None:
+        self.answer = answer
+        self.client_id = name or f"person-{id(self)}"
+        self.asked: list[Any] = []
+        self.cancelled: list[Any] = []
+        self.heard: list[tuple[str, Any]] = []
+
+    def __call__(self, method: str, payload: Any) -> None:
+        self.heard.append((method, payload))
+
+    async def ask(self, method: str, params: Any) -> msgspec.Raw:
+        self.asked.append(params)
+        answer = self.answer(method, params)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.append(params)
+        return msgspec.Raw(msgspec.json.encode(answer))
+
+    def told(self, method: str) -> list[Any]:
+        return [params for name, params in self.heard if name == method]
+
+    def resolved(self) -> list[str]:
+        return [params.decision for params in self.told("approval/resolved")]
+
+
+def deciding(decision: str, name: str = "") -> Person:
+    """A person who decides at once."""
+    return Person(lambda *_: {"decision": decision, "reason": "Because."}, name)
 
 
 class Bench:

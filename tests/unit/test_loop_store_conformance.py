@@ -16,8 +16,8 @@ from rlm_protocol.errors import (
     RunNotFound,
     StoreCorrupt,
 )
-from rlm_protocol.loop_records import Completed, Controlled, Head
-from support.loop_stores import STORES, generation, head_after, intent, submitted
+from rlm_protocol.loop_records import Claimed, Completed, Controlled, Head
+from support.loop_stores import PROVENANCE, STORES, generation, head_after, intent, submitted
 
 
 @pytest.fixture(params=STORES)
@@ -69,6 +69,8 @@ def test_submitting_again_is_a_no_op_and_another_configuration_a_conflict(store)
     assert not store.submit("run", submitted())
     with pytest.raises(Conflict):
         store.submit("run", submitted(max_generations=10))
+    elsewhere = msgspec.structs.replace(submitted(), provenance=PROVENANCE)
+    assert not store.submit("run", elsewhere)
     assert keys(store) == ["submitted"]
 
 
@@ -169,6 +171,21 @@ def test_claims_without_a_record_are_counted(under_test, store) -> None:
     assert lease.row.claims == 2, "the claim that recorded, and this one"
     store.release(lease)
     assert claim(store).row.claims == 1, "a clean release is no crash"
+
+
+def test_a_claim_with_a_provenance_is_an_event_of_the_run(under_test, store) -> None:
+    store.submit("run", submitted())
+    lease = store.claim("run", "first", provenance=PROVENANCE)
+    assert (lease.row.seq, lease.row.claims) == (2, 1)
+    head = record(store, lease, 0)
+    under_test.expire_leases()
+    again = under_test.another().claim("run", "second", provenance=PROVENANCE)
+    record(store, again, 1, head)
+    assert keys(store) == ["submitted", "claim:1", "generation:0", "claim:2", "generation:1"]
+    told = store.get("run", "claim:2")
+    assert (told.token, told.event) == (2, Claimed(worker="second", provenance=PROVENANCE))
+    store.fork("run", 1, "child", submitted("child"))
+    assert keys(store, "child") == ["submitted", "generation:0", "generation:1"]
 
 
 def test_of_many_claimants_one_wins(under_test, store) -> None:

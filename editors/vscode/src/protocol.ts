@@ -142,7 +142,10 @@ export type ApprovalAnswer = {
   reason?: string | null;
 };
 
-/** Host -> client: may this happen? The first answer of any attached client wins. */
+/** Host -> client: may this happen? The first answer of any client wins.
+
+Every client of the session and of its ancestors is asked, again when it attaches. `detail` of a
+cell is `{code}`, of a spawn `{prompt, options}`, of a tool `{name, arguments}`. */
 export type ApprovalRequest = {
   sessionId: string;
   approvalId: string;
@@ -152,7 +155,7 @@ export type ApprovalRequest = {
   expiresAtMs: number;
 };
 
-/** The approval is settled; nobody needs to answer any more. */
+/** The approval is settled; nobody needs to answer any more. Told to all who were asked. */
 export type ApprovalResolved = {
   approvalId: string;
   decision: "allow" | "cancelled" | "deny" | "expired";
@@ -161,7 +164,9 @@ export type ApprovalResolved = {
   gen: number;
 };
 
-/** What waits for a person. */
+/** What waits for a person: cells of the model, spawns and tool calls of cells.
+
+A client's own `repl/execute` and `agent/spawn` wait for nobody. */
 export type Approvals = {
   cells?: "ask" | "never";
   spawns?: "ask" | "never";
@@ -263,7 +268,10 @@ export type ClientStep = {
   timeoutMs?: number | null;
 };
 
-/** A function of the client that a cell can await as `tools.NAME(...)`. */
+/** A function of the client that a cell can await as `tools.NAME(...)`.
+
+`name` is a Python identifier that does not begin with `_`. `input_schema` is JSON Schema, draft
+2020-12, of an object: the keyword arguments. It has no remote references and 64 KiB at most. */
 export type ClientTool = {
   name: string;
   description: string;
@@ -292,6 +300,32 @@ export type Compaction = {
   completedAtMs?: number | null;
   summary: string;
   tokensBefore: number;
+};
+
+/** Set the key at `path` (a table's name for each step but the last); null takes it out. */
+export type ConfigChange = {
+  path: Array<string>;
+  value?: unknown;
+};
+
+/** What the file says (without defaults) and where it lies. Keys of providers are never in it.
+
+`digest` names the file's content. `restart_needed`: this host started with another one. */
+export type ConfigResult = {
+  path: string;
+  exists: boolean;
+  digest: string;
+  config: Record<string, unknown>;
+  restartNeeded?: boolean;
+};
+
+/** Change the file; all changes or none. It counts for hosts that start afterwards.
+
+With `expected_digest` the file must still be the one that was read. */
+export type ConfigWriteParams = {
+  changes: Array<ConfigChange>;
+  expectedDigest?: string | null;
+  idempotencyKey?: string | null;
 };
 
 /** A place in a session's journal: everything up to and including `seq` has been seen. */
@@ -421,6 +455,15 @@ export type LoopApplyRequest = {
   action?: "apply" | "rollback";
 };
 
+/** A worker that took the run. Workers of Temporal take no runs and are not told of. */
+export type LoopClaim = {
+  token: number;
+  worker: string;
+  /** Wall clock, milliseconds since the epoch. */
+  atMs: number;
+  provenance: Provenance;
+};
+
 /** `loop/run` ended: the run is terminal, paused, or can be continued. */
 export type LoopCompletedNotice = {
   runId: string;
@@ -515,11 +558,16 @@ export type LoopReportParams = {
   limit?: number;
 };
 
-/** `next_after` is null on the last page. */
+/** `next_after` is null on the last page.
+
+`provenance` is of the submission; `claims` are those that came before the page's last
+generation and after the page before, on the last page all that are left. */
 export type LoopReportResult = {
   run: Run;
   generations: Array<LoopGeneration>;
   nextAfter?: number | null;
+  provenance?: Provenance | null;
+  claims?: Array<LoopClaim>;
 };
 
 /** Continue a run in the background; answers at once. */
@@ -605,6 +653,19 @@ export type Notice = {
   completedAtMs?: number | null;
   level: "info" | "warning";
   text: string;
+};
+
+/** What code a run was submitted or claimed with.
+
+`commit` is that of the Git working tree the code lies in, `dirty_digest` is of all that differs
+from it there (null: nothing does). Where `unknown` is not null, it says why they could not be
+read. `packages_digest` is of the names and versions of all installed distributions. */
+export type Provenance = {
+  commit: string | null;
+  dirtyDigest: string | null;
+  unknown: string | null;
+  interpreter: string;
+  packagesDigest: string;
 };
 
 /** Unsent bytes of all attachments, and bytes dropped for slow ones since the start. */
@@ -780,6 +841,7 @@ export type Run = {
   workspace: string;
   status: "cancelled" | "completed" | "failed" | "paused" | "running";
   generation: number;
+  maxGenerations?: number | null;
   bestReward?: number | "-inf" | "inf" | "nan" | null;
   bestArtifactId?: string | null;
   stoppedReason?: string | null;
@@ -816,7 +878,9 @@ export type ServerInfo = {
   version: string;
 };
 
-/** What a client sees of a session. */
+/** What a client sees of a session.
+
+`options` are as they are now, without the values of variables; null in a list. */
 export type Session = {
   id: string;
   name: string;
@@ -841,6 +905,7 @@ export type Session = {
   archived?: boolean;
   usage?: Usage;
   activeTurnId?: string | null;
+  options?: SessionOptions | null;
 };
 
 /** The host let go of the session. */
@@ -870,7 +935,7 @@ export type SessionCreateParams = {
   idempotencyKey?: string | null;
 };
 
-/** A session appeared. */
+/** A root session appeared; told to every client of the host but the one that created it. */
 export type SessionCreated = {
   session: Session;
   sessionId: string;
@@ -923,7 +988,9 @@ export type SessionMutateParams = {
   idempotencyKey?: string | null;
 };
 
-/** Typed options of a session: in its journal header, inherited by children field by field. */
+/** Typed options of a session: in its journal header, inherited by children field by field.
+
+Tools are not inherited: a spawn names those that its child gets. */
 export type SessionOptions = {
   recipe?: KernelRecipe | null;
   instructions?: string | null;
@@ -1050,7 +1117,9 @@ export type TextInput = {
   text: string;
 };
 
-/** A call of a client's tool from a cell. */
+/** A call of a client's tool from the cell `cell_id`, or of one that the model made up.
+
+Of a call that is too long to be shown, arguments and result lie in an artifact, as JSON. */
 export type ToolCall = {
   type: "toolCall";
   id: string;
@@ -1063,6 +1132,9 @@ export type ToolCall = {
   arguments: Record<string, unknown>;
   result?: unknown;
   error?: ErrorInfo | null;
+  cellId?: string | null;
+  truncated?: boolean;
+  artifact?: string | null;
 };
 
 /** The tool's value, or what went wrong. */
@@ -1071,7 +1143,10 @@ export type ToolCallAnswer = {
   error?: string | null;
 };
 
-/** Host -> client: run one of the client's tools for a cell. */
+/** Host -> client: run one of the client's tools for a cell. It is asked once, and never again.
+
+The client that declared the tools is asked, else the first that knows this method. The
+arguments fit the tool's `inputSchema`. `call_id` is the id of the `toolCall` item. */
 export type ToolCallRequest = {
   sessionId: string;
   callId: string;
@@ -1281,6 +1356,8 @@ export interface ClientRequests {
   "model/list": { params: ModelListParams; result: ModelListResult };
   "model/set": { params: ModelSetParams; result: SessionResult };
   "auth/state": { params: NoParams; result: AuthStateResult };
+  "config/read": { params: NoParams; result: ConfigResult };
+  "config/write": { params: ConfigWriteParams; result: ConfigResult };
   "artifact/read": { params: ArtifactReadParams; result: ArtifactReadResult };
   "loop/submit": { params: LoopSubmitParams; result: RunResult };
   "loop/run": { params: LoopRunParams; result: RunResult };

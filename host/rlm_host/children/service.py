@@ -158,7 +158,13 @@ class ChildrenService:
         self, actor: SessionActor, payload: bridge.Run, cell_id: str | None
     ) -> bridge.Handle:
         self._kin.unless_stopped(actor)
-        child = await self._spawning.spawn(actor, payload.prompt, payload.options, item_id=cell_id)
+        prompt, options = payload.prompt, payload.options
+        if actor.approvals.wanted("spawn"):
+            await self._spawning.check(actor, prompt, options)  # nobody is asked for a refusal
+            detail = {"prompt": prompt, "options": options}
+            await actor.approvals.require("spawn", detail, cell_id=cell_id)
+            self._kin.unless_stopped(actor)
+        child = await self._spawning.spawn(actor, prompt, options, item_id=cell_id)
         return self._kin.handle(actor, child)
 
     async def _find_models(

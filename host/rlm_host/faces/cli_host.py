@@ -162,7 +162,7 @@ def stop(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     async def ask(path: Path) -> int:
-        async with HostClient.attach(path) as client:
+        async with HostClient.attach(path, reconnect_s=0) as client:
             params = {} if options.all else {"sessionId": options.session}
             stopped = await client.request("host/stop", params)
             return int(stopped["sessions"])

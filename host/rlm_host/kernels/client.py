@@ -21,17 +21,22 @@ from rlm_protocol.limits import KERNEL_FRAME_BYTES, KERNEL_PROTOCOL, KERNEL_REQU
 
 from ..clock import Clock
 from ..processes.pipes import to_the_end
+from ..processes.spare import Spare
 from ..processes.spawn import Child, Exit, Processes
+from ..processes.templates import Templates, key_of
 from .bridge import Bridge
 from .cell import HostRequests, OnEvent, OutputEvent
 from .lifecycle import Action, Input, State, step
 
+WARM_READY_MS = 5_000
+"""A fork of a template that is not ready by then is given up for a cold start."""
 BAD_LINES = 100
 """So many lines that are no events, and the process is ended: it is not a runtime any more."""
 log = logging.getLogger(__name__)
 
 _ENDING = {State.STOPPING, State.TERMINATING, State.KILLING, State.EXITED}
 Occupying = kernel.Execute | kernel.Snapshot | kernel.Restore
+_Block = contextlib.AbstractAsyncContextManager
 Question = kernel.ListNames | kernel.Complete | kernel.Inspect
 
 
@@ -43,6 +48,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cwd: Path
     guarded: bool = True
     """False inside a launcher that does not pass on descriptors."""
+    warm: bool = False
+    """It may be forked from a template: nothing stands before the interpreter."""
     versions: frozenset[str]
     """What `ready.runtime` may say."""
 
@@ -76,6 +83,7 @@ async def open_kernel(
     processes: Processes,
     launch: Launch,
     *,
+    templates: Templates | None = None,
     host_requests: HostRequests,
     on_background: Callable[[OutputEvent], None],
     on_state: Callable[[State], None],
@@ -85,24 +93,63 @@ async def open_kernel(
     """
     Own a kernel process for the length of the block; it is ready when the block begins.
 
-    Leaving asks it to shut down, then escalates (SIGTERM, SIGKILL); a killed or dead one is only
-    cleared away. Nothing of its tree is left, nothing waits for it any more.
+    It is forked from a template where there is one, and started cold where there is none, or where
+    that goes wrong. Leaving asks it to shut down, then escalates (SIGTERM, SIGKILL); a killed or
+    dead one is only cleared away. Nothing of its tree is left, nothing waits for it any more.
 
     Raises:
         KernelUnavailable: the program cannot be started, speaks another protocol, is another
             version of the runtime, or does not get ready in time.
         KernelDied: it ended before it was ready.
     """
-    made = Kernel(host_requests, on_background, on_state, clock, waits)
+
+    def make(waits: Waits) -> Kernel:
+        return Kernel(host_requests, on_background, on_state, clock, waits)
+
     async with contextlib.AsyncExitStack() as stack:
-        block = processes.spawn(
-            launch.argv,
-            env=launch.env,
-            cwd=launch.cwd,
-            on_stdout=made._heard,
-            guarded=launch.guarded,
-            label="kernel",
-        )
+        if templates is None or not launch.warm:
+            yield await stack.enter_async_context(_cold(processes, launch, make(waits)))
+            return
+        key = key_of(launch.argv, launch.env, launch.cwd, templates.preload)
+        ready: Kernel | None = None
+        if (spare := await templates.take(key)) is not None:
+            quick = msgspec.structs.replace(waits, ready_ms=min(waits.ready_ms, WARM_READY_MS))
+            try:
+                block = _warm(processes, launch, make(quick), spare)
+                ready = await stack.enter_async_context(block)
+                templates.worked(key)
+            except (KernelUnavailable, KernelDied) as why:
+                templates.failed(key, why)
+        if ready is None:
+            ready = await stack.enter_async_context(_cold(processes, launch, make(waits)))
+        templates.want(key)
+        yield ready
+
+
+def _cold(processes: Processes, launch: Launch, made: "Kernel") -> "_Block[Kernel]":
+    block = processes.spawn(
+        launch.argv,
+        env=launch.env,
+        cwd=launch.cwd,
+        on_stdout=made._heard,
+        guarded=launch.guarded,
+        label="kernel",
+    )
+    return _living(made, block, launch)
+
+
+def _warm(processes: Processes, launch: Launch, made: "Kernel", spare: Spare) -> "_Block[Kernel]":
+    block = processes.take(
+        spare, env=launch.env, cwd=launch.cwd, on_stdout=made._heard, label="kernel"
+    )
+    return _living(made, block, launch)
+
+
+@contextlib.asynccontextmanager
+async def _living(
+    made: "Kernel", block: "_Block[Child]", launch: Launch
+) -> AsyncIterator["Kernel"]:
+    async with contextlib.AsyncExitStack() as stack:
         try:
             made._live(await stack.enter_async_context(block))
         except OSError as why:

@@ -36,7 +36,7 @@ async def kernel_path(host: KernelHost, cwd: Path, recipe: Recipe | None = None)
     Raises KernelUnavailable when it cannot be run. The managed one need not exist yet.
     """
     recipe = recipe or Recipe()
-    choice = choose(recipe, cwd, host.environ)
+    choice = choose(recipe, cwd, host.environ, host.python)
     if choice.source is Source.MANAGED:
         return python_of(folder_of(host.home, host.packages))
     return Path((await _look(host, cwd, choice, recipe)).executable)
@@ -72,7 +72,7 @@ async def install(host: KernelHost, cwd: Path, python: str | None = None) -> Pat
 async def doctor(host: KernelHost, cwd: Path) -> list[Finding]:
     """Say which kernel a session in `cwd` would get, and how well this machine keeps processes."""
     findings = [_ownership()]
-    choice = choose(Recipe(), cwd, host.environ)
+    choice = choose(Recipe(), cwd, host.environ, host.python)
     if choice.source is Source.MANAGED:
         findings += await asyncio.to_thread(_managed, host)
     else:

@@ -12,6 +12,7 @@ from rlm_protocol.errors import ConfigInvalid, KernelUnavailable
 
 from ..clock import Clock
 from ..processes.spawn import Processes
+from ..processes.templates import Templates
 from . import wheel
 from .client import Launch, Waits
 from .interpreters import Interpreter, Interpreters
@@ -35,6 +36,10 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     processes: Processes
     clock: Clock
     waits: Waits = Waits()
+    python: str | None = None
+    """The interpreter of sessions that name none (setting `kernel.python`)."""
+    templates: Templates | None = None
+    """What kernels are forked from; None starts each one cold."""
     packages: tuple[str, ...] = ()
     """Requirements of managed environments besides the runtime (setting `kernel.packages`)."""
     snapshot_after_ms: int = 1_500
@@ -53,7 +58,7 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
     """
     recipe = session.recipe
     variables = kernel_variables(host.environ, session)
-    choice = choose(recipe, session.cwd, host.environ)
+    choice = choose(recipe, session.cwd, host.environ, host.python)
     interpreter = await resolve(host, choice, variables, recipe.launcher, session.cwd)
     interpreter.check()
     runtime = wheel.runtime().version
@@ -76,6 +81,7 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
         env={**variables, **_venv_variables(interpreter, variables)},
         cwd=session.cwd,
         guarded=not recipe.launcher,
+        warm=not recipe.launcher,
         versions=frozenset({runtime}),
     )
 

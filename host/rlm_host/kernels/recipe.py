@@ -37,6 +37,7 @@ class Source(StrEnum):
 
     RECIPE = auto()
     VARIABLE = auto()
+    CONFIG = auto()
     WORKSPACE = auto()
     MANAGED = auto()
 
@@ -48,9 +49,12 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     python: str | None = None
 
 
-def choose(recipe: Recipe, cwd: Path, environ: Mapping[str, str]) -> Choice:
+def choose(
+    recipe: Recipe, cwd: Path, environ: Mapping[str, str], configured: str | None = None
+) -> Choice:
     """
-    Say which interpreter counts: the session's own, RLM_KERNEL_PYTHON, the workspace's .venv, ours.
+    Say which interpreter counts: the session's own, RLM_KERNEL_PYTHON, the `configured` one, the
+    workspace's .venv, ours.
 
     The first that is named counts, usable or not: a project's kernel never changes its packages
     without a word. What the editor passes is the session's own.
@@ -59,6 +63,8 @@ def choose(recipe: Recipe, cwd: Path, environ: Mapping[str, str]) -> Choice:
         return Choice(source=Source.RECIPE, python=recipe.python)
     if named := environ.get("RLM_KERNEL_PYTHON"):
         return Choice(source=Source.VARIABLE, python=named)
+    if configured is not None:
+        return Choice(source=Source.CONFIG, python=configured)
     venv = cwd / ".venv"
     if (venv / "pyvenv.cfg").exists():
         return Choice(source=Source.WORKSPACE, python=str(venv / "bin" / "python"))

@@ -11,11 +11,12 @@ from typing import Self
 import msgspec
 
 from rlm_protocol import kernel
-from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied, RlmError
+from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
+from .bootstrap import Bootstrap, bind_code
 from .cell import (
     CellOutcome,
     Completion,
@@ -33,6 +34,7 @@ from .client import Kernel, Question, open_kernel
 from .environment import KernelHost, prepare
 from .lifecycle import State
 from .recipe import Recipe, SessionFacts
+from .saving import Saver
 from .slot import KernelSlot
 from .snapshots import SnapshotStore
 from .worker import Worker, settle
@@ -79,6 +81,7 @@ class SessionKernel:
         on_status: Callable[[KernelStatus], None] | None = None,
         on_saved: OnSaved | None = None,
         persistent: bool = True,
+        bootstrap: Bootstrap = bind_code,
     ) -> None:
         """
         Nothing is started and nothing written.
@@ -95,6 +98,7 @@ class SessionKernel:
             on_status: told of every change of `status`.
             on_saved: told of every snapshot, also of those that nobody asked for.
             persistent: keep snapshots.
+            bootstrap: what a new process is told before its first cell.
         """
         self._host = host
         self._facts = SessionFacts(
@@ -103,18 +107,20 @@ class SessionKernel:
         self._host_requests = host_requests
         self._on_background = on_background
         self._on_status = on_status
-        self._on_saved = on_saved
         store = SnapshotStore(host.home, session_dir) if persistent else None
-        self._slot = KernelSlot(self._open, store)
+        self._slot = KernelSlot(self._open, store, bootstrap)
         self._told_status = KernelStatus.ABSENT
         self._told_revival: Revival | None = None
         self._worker = Worker(self._between, self._end)
+        self._saver = Saver(
+            self._slot,
+            self._worker,
+            clock=host.clock,
+            after_ms=host.snapshot_after_ms,
+            on_saved=on_saved,
+        )
         self._cells: dict[str, _Cell] = {}
         self._running: _Cell | None = None
-        self._quiet: asyncio.Task[None] | None = None
-        self._unsaved = False
-        self._last_cell_ms = 0
-        self._last_cell_id: str | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -253,6 +259,12 @@ class SessionKernel:
 
     # --- the namespace as a whole -----------------------------------------------------------------
 
+    def rebind(self) -> None:
+        """Have a living process learn what `bootstrap` gives now, behind cells that wait."""
+        if self._slot.kernel is not None and self._ending is None:
+            # A process that dies over it is replaced by one that learns it at its start.
+            self._worker.put(self._slot.rebind).add_done_callback(_look_at)
+
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport:
         """
         Save the namespace now, behind cells that run or wait.
@@ -261,12 +273,12 @@ class SessionKernel:
             SnapshotFailed: nothing was saved; the last snapshot is as it was.
             KernelDied: the process ended over it.
         """
-        return await self._worker.put(lambda: self._save(prune_oversized))
+        return await self._worker.put(lambda: self._saver.now(prune_oversized=prune_oversized))
 
     async def save_unsaved(self) -> None:
         """Save what is newer than the last snapshot, behind cells that run or wait."""
-        if self._unsaved:
-            await self._worker.put(self._save_quietly)
+        if self._saver.unsaved:
+            await self._worker.put(self._saver.quietly)
 
     async def restore(self) -> Revival:
         """
@@ -354,7 +366,7 @@ class SessionKernel:
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
             if not cell.silent:
-                self._last_cell_id = cell.id
+                self._saver.last_cell = cell.id
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
@@ -365,7 +377,7 @@ class SessionKernel:
             self._running = None
         stopped = cell.interrupted and result is None and (error is None or _is_interrupt(error))
         if error is None and not stopped:
-            self._save_soon()
+            self._saver.soon()
         revival, self._told_revival = self._slot.revival, self._slot.revival
         return CellOutcome(
             cell_id=cell.id,
@@ -398,6 +410,7 @@ class SessionKernel:
         return open_kernel(
             host.processes,
             await prepare(host, self._facts),
+            templates=host.templates,
             host_requests=self._host_requests,
             on_background=self._on_background,
             on_state=self._state_changed,
@@ -416,38 +429,6 @@ class SessionKernel:
             if self._on_status is not None:
                 self._on_status(status)
 
-    # --- saving -----------------------------------------------------------------------------------
-
-    def _save_soon(self) -> None:
-        self._unsaved = True
-        self._last_cell_ms = self._host.clock.monotonic_ms()
-        if self._quiet is None or self._quiet.done():
-            self._quiet = asyncio.create_task(self._save_when_quiet())
-
-    async def _save_when_quiet(self) -> None:
-        clock, wait_ms = self._host.clock, self._host.snapshot_after_ms
-        while (left_ms := self._last_cell_ms + wait_ms - clock.monotonic_ms()) > 0:
-            await clock.sleep(left_ms)
-        if self._slot.keeps and not self._worker.waiting and self._ending is None:
-            await self._worker.put(self._save_quietly)
-
-    async def _save_quietly(self) -> None:
-        if not (self._unsaved and self._slot.keeps and self._slot.live):
-            return
-        try:
-            await self._save(False)
-        except RlmError as why:
-            log.warning("the kernel's namespace was not saved: %s", why)
-
-    async def _save(self, prune_oversized: bool) -> SnapshotReport:
-        report = msgspec.structs.replace(
-            await self._slot.save(prune_oversized=prune_oversized), cell_id=self._last_cell_id
-        )
-        self._unsaved = False
-        if self._on_saved is not None:
-            await self._on_saved(report)
-        return report
-
     async def _soon(self, live: Kernel, request: Question) -> kernel.Done:
         # A busy kernel answers within INSPECT_MS or not before its cell has ended.
         limit_ms = INSPECT_MS if self._running is not None else 10 * INSPECT_MS
@@ -463,15 +444,14 @@ class SessionKernel:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _close(self, snapshot: bool) -> None:
-        if self._quiet is not None:
-            self._quiet.cancel()
+        self._saver.stop()
         if not self._worker.close():
             return
         if self._running is not None:
             self._interrupt(self._running)
         ended = await self._worker.last(_nothing, limit_ms=YIELD_MS)
         if ended and snapshot:
-            ended = await self._worker.last(self._save_quietly, limit_ms=LAST_SAVE_MS)
+            ended = await self._worker.last(self._saver.quietly, limit_ms=LAST_SAVE_MS)
         if not ended:
             self.kill()
         await self._worker.finish(patience_ms=None if ended else YIELD_MS)
@@ -479,6 +459,11 @@ class SessionKernel:
 
 async def _nothing() -> None:
     pass
+
+
+def _look_at(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled() and (why := done.exception()) is not None:
+        log.warning("a kernel was not told what has changed: %s", why)
 
 
 def _never_began(cell: _Cell) -> CellOutcome:

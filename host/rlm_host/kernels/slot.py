@@ -13,7 +13,7 @@ from typing import Literal
 from rlm_protocol import kernel
 from rlm_protocol.errors import KernelDied, KernelUnavailable, SnapshotFailed, SnapshotUntrusted
 
-from .bootstrap import BIND, STOP
+from .bootstrap import STOP, Bootstrap
 from .cell import KernelStatus, OutputEvent, Revival, SnapshotReport
 from .client import Kernel
 from .lifecycle import State
@@ -43,9 +43,17 @@ _STATUS = {
 class KernelSlot:
     """Owns at most one kernel process. `clear` before it is dropped."""
 
-    def __init__(self, open_: Open, store: SnapshotStore | None) -> None:
-        """`open_` gives the block that owns a new process; `store` None keeps no snapshot."""
+    def __init__(self, open_: Open, store: SnapshotStore | None, bootstrap: Bootstrap) -> None:
+        """
+        Take a place that is empty.
+
+        Args:
+            open_: gives the block that owns a new process.
+            store: keeps the snapshots; None keeps none.
+            bootstrap: what a process is told before its first cell.
+        """
         self._open = open_
+        self._bootstrap = bootstrap
         self._store = store
         self._stack = contextlib.AsyncExitStack()
         self._lost: Reason | None = None
@@ -131,6 +139,11 @@ class KernelSlot:
         await self._bind(kernel_)
         self.revival = revival
         return revival
+
+    async def rebind(self) -> None:
+        """Tell the live process, if there is one, what `bootstrap` gives now."""
+        if self.live is not None:
+            await self._bind(self.live)
 
     async def save(self, *, prune_oversized: bool = False) -> SnapshotReport:
         """Save the live namespace. Raises SnapshotFailed (the last snapshot stays), KernelDied."""
@@ -231,7 +244,7 @@ class KernelSlot:
             if isinstance(event, kernel.Error):
                 errors.append(event)
 
-        request = kernel.Execute(id=kernel_.new_id(), code=BIND, silent=True)
+        request = kernel.Execute(id=kernel_.new_id(), code=self._bootstrap(), silent=True)
         done = await kernel_.run(request, on_event=heard)
         if done.status != "ok":
             why = errors[0] if errors else None

@@ -3,11 +3,11 @@
 import msgspec
 
 from rlm_protocol import loop as wire
-from rlm_protocol.loop_records import ObservationRecord, to_number
+from rlm_protocol.loop_records import ObservationRecord, decode_config, to_number
 
 from .context import LoopContext
 from .inputs import LoopObservation
-from .report import LoopGeneration
+from .report import LoopGeneration, ReportPage
 from .stores.base import RunRow
 
 RECENT = 16
@@ -23,10 +23,37 @@ def run_of(row: RunRow) -> wire.Run:
         workspace=row.workspace,
         status=row.status,
         generation=row.head.generation,
+        max_generations=_max_generations(row.config),
         best_reward=row.head.best,
         best_artifact_id=accepted.artifact_id if accepted else None,
         stopped_reason=row.reason,
         cost=row.head.cost,
+    )
+
+
+def _max_generations(config: bytes) -> int | None:
+    try:
+        return decode_config(config).max_generations
+    except msgspec.DecodeError:
+        return None
+
+
+def report_of(page: ReportPage) -> wire.LoopReportResult:
+    """Give a page of a report."""
+    return wire.LoopReportResult(
+        run=run_of(page.run),
+        generations=tuple(map(generation_of, page.generations)),
+        next_after=page.next_after,
+        provenance=page.provenance,
+        claims=tuple(
+            wire.LoopClaim(
+                token=claim.token,
+                worker=claim.worker,
+                at_ms=claim.at_ms,
+                provenance=claim.provenance,
+            )
+            for claim in page.claims
+        ),
     )
 
 

@@ -1,8 +1,12 @@
 """What went wrong with a vendor, in our kinds. A table; the first row that fits wins."""
 
+import re
+
 from .provider import ErrorKind, ProviderError
 
 MESSAGE_CHARS = 500
+RETRY_AFTER_MAX_MS = 3_600_000
+"""Longer wishes are cut to this: a wrong date in one header must not silence a key for years."""
 KINDS: tuple[tuple[str, ErrorKind], ...] = (
     ("ModelContextWindowExceededError", "context_overflow"),
     ("ModelAuthenticationError", "auth"),
@@ -30,6 +34,10 @@ OVERFLOWS = (
 )
 """How servers word an overflow that they report as a plain rejection (llama.cpp, vLLM, Ollama)."""
 
+SHAPES = (AttributeError, TypeError, LookupError, ValueError)
+"""What the library raises over an event that has not the dialect's shape, such as `null`."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 class Fault(Exception):
     """What we find wrong where the library finds nothing."""
@@ -50,15 +58,32 @@ def failure(error: Exception, *, partial: bool, secret: str) -> ProviderError:
         kind = "context_overflow"
     if kind is None and "ModelAPIError" in names:
         kind = _base_class_kind(error)
-    retry_after_s = getattr(error, "retry_after", None)
-    status = getattr(error, "status_code", None)
+    if kind is None and isinstance(error, SHAPES):
+        kind, message = "bad_output", f"The server sent what is no event of an answer: {message}"
+    status = getattr(error, "status_code", getattr(error.__cause__, "status_code", None))
+    if isinstance(status, int) and 300 <= status < 400:
+        # Not followed: the key was meant for this server only.
+        kind, message = "rejected", f"The server redirects ({status}): correct its base_url."
     return ProviderError(
         kind or "unknown",
         (message.replace(secret, "***") if secret else message)[:MESSAGE_CHARS],
-        retry_after_ms=None if retry_after_s is None else round(retry_after_s * 1000),
+        retry_after_ms=_retry_after_ms(getattr(error, "retry_after", None)),
         status=status if isinstance(status, int) else None,
         partial=partial,
     )
+
+
+def clean(text: str) -> str:
+    """Give the text with lone surrogates replaced: JSON can say them, UTF-8 cannot."""
+    if not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _retry_after_ms(wished_s: object) -> int | None:
+    if not isinstance(wished_s, int | float) or not wished_s >= 0:
+        return None
+    return round(min(wished_s * 1000, RETRY_AFTER_MAX_MS))
 
 
 def _base_class_kind(error: Exception) -> ErrorKind:
@@ -71,4 +96,4 @@ def _words(error: Exception) -> str:
     body = getattr(error, "body", None)
     inner = body.get("error", body) if isinstance(body, dict) else None
     said = inner.get("message") if isinstance(inner, dict) else None
-    return said if isinstance(said, str) and said else str(error) or type(error).__name__
+    return clean(said if isinstance(said, str) and said else str(error) or type(error).__name__)

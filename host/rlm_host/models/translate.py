@@ -5,12 +5,14 @@ The library's types do not leave models/. What a vendor must see again, such as 
 into the transcript as opaque bytes: the library's own JSON of that answer.
 """
 
+import json
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .failures import Fault
+from .failures import Fault, clean
 from .prices import Price, cost_nano_usd
 from .provider import (
     UNMEASURED,
@@ -30,6 +32,11 @@ from .provider import (
 if TYPE_CHECKING:
     from pydantic_ai import messages as library
     from pydantic_ai.usage import RequestUsage
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What every vendor takes as a tool's name: another one would have all later requests refused."""
+TOKENS_MAX = 2**53
+"""A count beyond this is no count of tokens: JSON readers would not even agree on it."""
 
 
 def to_library(request: Request) -> "list[library.ModelMessage]":
@@ -85,13 +92,13 @@ def deltas(event: object) -> Iterator[Event]:
 
     match event:
         case PartStartEvent(part=TextPart(content=text)) if text:
-            yield Text(delta=text)
+            yield Text(delta=clean(text))
         case PartDeltaEvent(delta=TextPartDelta(content_delta=text)) if text:
-            yield Text(delta=text)
+            yield Text(delta=clean(text))
         case PartStartEvent(part=ThinkingPart(content=thought)) if thought:
-            yield Think(delta=thought)
+            yield Think(delta=clean(thought))
         case PartDeltaEvent(delta=ThinkingPartDelta(content_delta=thought)) if thought:
-            yield Think(delta=thought)
+            yield Think(delta=clean(thought))
 
 
 def ending(response: "library.ModelResponse", prices: tuple[Price, ...]) -> list[Event]:
@@ -103,7 +110,8 @@ def ending(response: "library.ModelResponse", prices: tuple[Price, ...]) -> list
 
     Raises:
         Fault: `connection` without a finish reason; `bad_output` for arguments that are no
-            JSON object and for a promised call that did not come; `server` for a failed answer.
+            JSON object, for a call that no vendor would take back in the next request, and for a
+            promised one that did not come; `server` for a failed answer.
     """
     stop = _stop(response)
     calls = [] if stop in ("length", "content_filter") else _calls(response)
@@ -136,24 +144,36 @@ def _stop(response: "library.ModelResponse") -> Stop:
 def _calls(response: "library.ModelResponse") -> list[Call]:
     from pydantic_ai.messages import ToolCallPart
 
+    parts = [part for part in response.parts if isinstance(part, ToolCallPart)]
+    if len({part.tool_call_id for part in parts}) < len(parts):
+        raise Fault("bad_output", "Two calls of the answer have the same id.")
     calls = []
-    for part in response.parts:
-        if not isinstance(part, ToolCallPart):
-            continue
-        try:
-            arguments = part.args_as_dict(raise_if_invalid=True)
-        except (ValueError, AssertionError) as why:
-            # Otherwise the library would hand out {"INVALID_JSON": …} as the arguments.
-            raise Fault(
-                "bad_output",
-                f"The arguments of the call of {part.tool_name!r} are not a JSON object.",
-            ) from why
-        calls.append(Call(id=part.tool_call_id, name=part.tool_name, arguments=arguments))
+    for part in parts:
+        if not TOOL_NAME.fullmatch(part.tool_name):
+            raise Fault("bad_output", f"No tool can be called {clean(part.tool_name)[:80]!r}.")
+        calls.append(Call(id=part.tool_call_id, name=part.tool_name, arguments=_arguments(part)))
     return calls
 
 
+def _arguments(part: "library.ToolCallPart") -> dict[str, Any]:
+    try:
+        arguments = part.args_as_dict(raise_if_invalid=True)
+        # The library also takes NaN, and would hand out {"INVALID_JSON": …} for broken text.
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, AssertionError, RecursionError) as why:
+        raise Fault(
+            "bad_output",
+            f"The arguments of the call of {part.tool_name!r} are not a JSON object.",
+        ) from why
+    return arguments
+
+
 def _usage(used: "RequestUsage", prices: tuple[Price, ...]) -> Usage:
-    if used.unmeasured_requests or not (used.input_tokens or used.output_tokens):
+    cached = (used.cache_read_tokens, used.cache_write_tokens)
+    counts = (used.input_tokens, used.output_tokens, *cached)
+    if not all(type(count) is int and 0 <= count <= TOKENS_MAX for count in counts):
+        return UNMEASURED  # the library passes on whatever number the server says
+    if used.unmeasured_requests or not any(counts[:2]) or sum(cached) > used.input_tokens:
         return UNMEASURED
     counted = Usage(
         input_tokens=used.input_tokens,
@@ -194,18 +214,22 @@ def _opaque(response: "library.ModelResponse", calls: list[Call]) -> bytes:
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    from pydantic_ai.messages import ModelMessagesTypeAdapter, TextPart, ToolCallPart
+    from pydantic_ai.messages import ModelMessagesTypeAdapter, TextPart, ThinkingPart, ToolCallPart
     from pydantic_ai.usage import RequestUsage
 
-    parts = [
-        ToolCallPart(part.tool_name, part.args_as_dict(), part.tool_call_id)
-        if type(part) is ToolCallPart and part.provider_name is part.id is None
-        else part
-        for part in response.parts
-    ]
+    def kept_part(part: "library.ModelResponsePart") -> "library.ModelResponsePart":
+        if isinstance(part, TextPart | ThinkingPart):
+            return replace(part, content=clean(part.content))
+        if type(part) is ToolCallPart and part.provider_name is part.id is None:
+            return ToolCallPart(part.tool_name, part.args_as_dict(), part.tool_call_id)
+        return part
+
+    parts = [kept_part(part) for part in response.parts]
     text = "".join(part.content for part in parts if isinstance(part, TextPart))
     if parts == _plain_parts(text, tuple(calls)):
         return b""
     # Time and usage are the session's records; without them the same answer gives the same bytes.
-    kept = replace(response, usage=RequestUsage(), timestamp=datetime.fromtimestamp(0, UTC))
+    kept = replace(
+        response, parts=parts, usage=RequestUsage(), timestamp=datetime.fromtimestamp(0, UTC)
+    )
     return ModelMessagesTypeAdapter.dump_json([kept], exclude_none=True)

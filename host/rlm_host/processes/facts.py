@@ -114,6 +114,17 @@ def can_adopt() -> bool:
     return prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(ctypes.c_int()))
 
 
+def can_fork_guards() -> bool:
+    """Tell whether kernels can be forked from templates here: it takes pidfds and a subreaper."""
+    return hasattr(os, "pidfd_open") and can_adopt() and has_proc()
+
+
+def umask() -> str:
+    """Give what the umask of this process is, without changing it; "" where nobody says."""
+    rows = _read("/proc/self/status").splitlines()
+    return next((row for row in rows if row.startswith("Umask:")), "")
+
+
 def harden_host() -> bool:
     """
     Make this process unreadable for its cells, and the parent of whatever they orphan.

@@ -17,7 +17,11 @@ _MESSAGE_BYTES = 64
 
 
 class GuardLink:
-    """Owns our end of the socket. A guard that is gone, or never was, answers nothing."""
+    """
+    Owns our end of the socket. A guard that is gone, or never was, answers nothing.
+
+    Whoever starts the guard closes `theirs` then: the guard's death is our end of stream.
+    """
 
     def __init__(self, on_pid: Callable[[int], None]) -> None:
         self._on_pid = on_pid
@@ -29,10 +33,6 @@ class GuardLink:
         """The kernel's own pid, once the guard has said it."""
         self.exit_code: int | None = None
         """How the kernel ended. When it is set, the guard has left no process behind."""
-
-    def handed_over(self) -> None:
-        """Close the guard's end here, after the fork: its death is then our end of stream."""
-        self.theirs.close()
 
     def interrupt(self) -> bool:
         """Ring the doorbell: SIGINT to the kernel's pid alone. False: there is no guard to ask."""

@@ -23,6 +23,11 @@ class Feed:
         self._free = asyncio.Event()
         self._free.set()
 
+    @property
+    def client_id(self) -> str:
+        """The attachment's id: a client has a feed for each session that it hears."""
+        return self._attachment.id
+
     def __call__(self, method: str, payload: msgspec.Struct) -> None:
         """Hear one notification."""
         if self._holds:

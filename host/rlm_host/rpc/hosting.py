@@ -15,6 +15,7 @@ from .endpoint import Endpoint
 from .lifetime import Lifetime
 from .services import Services
 from .sockets import accepting
+from .workers import Workers
 
 IDLE_EXIT_S = 30 * 60
 """A host that was started for `attach --start` ends itself after so long with nothing to do."""
@@ -22,7 +23,7 @@ LOOK_S = 1.0
 
 
 class Hosting:
-    """Makes connections of one host. `tasks` owns every request, also of clients that are gone."""
+    """Makes the connections of one host. `workers` owns their requests, also once clients left."""
 
     def __init__(
         self,
@@ -30,11 +31,12 @@ class Hosting:
         handlers: Mapping[str, Handler],
         lifetime: Lifetime,
         tasks: anyio.abc.TaskGroup,
+        workers: Workers,
     ) -> None:
         self._services = services
         self._handlers = handlers
         self._lifetime = lifetime
-        self._tasks = tasks
+        self._tasks, self._workers = tasks, workers
         self._followed: set[int] = set()
 
     def stdio(self, fds: tuple[int, int]) -> Connection:
@@ -72,7 +74,7 @@ class Hosting:
             endpoint,
             services=self._services,
             handlers=self._handlers,
-            tasks=self._tasks,
+            workers=self._workers,
             on_end=on_end,
             on_initialize=on_initialize,
         )
@@ -96,8 +98,8 @@ async def serve_stdio(
     its process); 1 after an `exit` without `shutdown`, an unreadable header, or a client that was
     too slow; 128 + n after signal n. Others may come by `server` meanwhile.
     """
-    async with anyio.create_task_group() as tasks:
-        hosting = Hosting(services, handlers, lifetime, tasks)
+    async with anyio.create_task_group() as tasks, Workers() as workers:
+        hosting = Hosting(services, handlers, lifetime, tasks, workers)
         hosting.follow(client_pid)
         connection = hosting.stdio(fds)
         with accepting(server, hosting.accept) if server else contextlib.nullcontext():
@@ -122,8 +124,8 @@ async def serve_socket(
     With `idle_exit_s` the host ends itself, with code 0, when nobody was attached and nothing ran
     for so long.
     """
-    async with anyio.create_task_group() as tasks:
-        hosting = Hosting(services, handlers, lifetime, tasks)
+    async with anyio.create_task_group() as tasks, Workers() as workers:
+        hosting = Hosting(services, handlers, lifetime, tasks, workers)
         with accepting(server, hosting.accept):
             if idle_exit_s is not None:
                 tasks.start_soon(_end_when_idle, services, lifetime, idle_exit_s)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..config_file import ConfigFile
 from ..loops.service import LoopService
 from .attachment import Attachments
 from .feeds import Feeds
@@ -42,6 +43,7 @@ class Services:
     """One host. Clocks give milliseconds: `now_ms` since the epoch, `uptime_ms` since the start."""
 
     home: Path
+    config_file: ConfigFile
     now_ms: Callable[[], int]
     uptime_ms: Callable[[], int]
     stop: Callable[[str], None]

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 YIELD_S = 0.7
 """A cell of an interrupted turn may take this long to end; then the turn ends without it."""
+LINGER_MS = 5
+"""A cell that ends sooner has its start and its end in one write of the journal."""
 
 STATUS: dict[Status, KernelStatus] = {
     Status.ABSENT: "none",
@@ -53,6 +55,8 @@ class Cells:
 
     def __init__(self, session: "SessionActor") -> None:
         self._session = session
+        self.running: dict[str, str | None] = {}
+        """The turn of each cell that runs or waits; None of one that a client asked for."""
         self._served = False  # whether a process has answered since this host opened the session
 
     async def run(
@@ -78,7 +82,7 @@ class Cells:
         started = r.CellStarted(
             item_id=item_id, code=code, author=author, turn_id=turn_id, call_id=call_id
         )
-        session.write(started)
+        session.write(started, linger_ms=LINGER_MS)
         output = Output(item_id, session.artifacts, self._on_delta(item_id, session.last_seq))
         item = ReplCell(
             id=item_id,
@@ -91,6 +95,7 @@ class Cells:
         session.subscriptions.open_item(
             item_id, session.last_seq, lambda: _with_output(item, output, "inProgress")
         )
+        self.running[item_id] = turn_id
         try:
             outcome, failure = await self._execute(code, item_id, output, interrupt)
             notes = self._note_revival(outcome) if outcome is not None else []
@@ -111,6 +116,7 @@ class Cells:
             )
             await session.append(*self._kernel_started(outcome), record)
         finally:
+            del self.running[item_id]
             output.close()
             session.subscriptions.close_item(item_id)
         return CellRun(item=item, failure=failure)
@@ -136,15 +142,17 @@ class Cells:
         self, code: str, item_id: str, output: Output, interrupt: asyncio.Event | None
     ) -> tuple[CellOutcome | None, RlmError | None]:
         kernel = self._session.kernel
-        running = asyncio.ensure_future(kernel.execute(code, cell_id=item_id, on_event=output.add))
-        self._session.adopt(running)
-        if interrupt is not None and not await _ended_before(running, interrupt):
-            kernel.interrupt(item_id)
-            await asyncio.wait([running], timeout=YIELD_S)
-            if not running.done():
-                return None, None
+        running = kernel.execute(code, cell_id=item_id, on_event=output.add)
         try:
-            return await asyncio.shield(running), None
+            if interrupt is None:
+                return await running, None
+            task = self._session.adopt(asyncio.ensure_future(running))
+            if not await _ended_before(task, interrupt):
+                kernel.interrupt(item_id)
+                await asyncio.wait([task], timeout=YIELD_S)
+                if not task.done():
+                    return None, None
+            return await asyncio.shield(task), None
         except RlmError as why:
             return None, why
 
@@ -232,6 +240,7 @@ class Cells:
                 **session.where(),
                 status=STATUS[status],
                 incarnation=session.state.kernel,
+                pid=session.kernel.pid,
             ),
         )
 

@@ -36,16 +36,19 @@ def public(options: SessionOptions) -> SessionOptions:
     )
 
 
-def composed(home: Path, opened: r.SessionOpened, given: str | None) -> tuple[str, tuple[str, ...]]:
+def composed(
+    home: Path, opened: r.SessionOpened, options: SessionOptions
+) -> tuple[str, tuple[str, ...]]:
     """
     Give the system prompt of a session, and which instruction files are in it. Blocks.
 
     The client's text first, then `AGENTS.md` of the home and of the workspace.
     """
     files = [found for folder in (home, Path(opened.cwd)) if (found := _read(folder / FILE))]
-    extra = [Instructions(given or ""), *files]
+    extra = [Instructions(options.instructions or ""), *files]
     paths = tuple(one.path for one in files if one.path)
-    return compose(extra, is_child=opened.parent is not None), paths
+    is_child, tools = opened.parent is not None, options.tools or ()
+    return compose(extra, is_child=is_child, tools=tools), paths
 
 
 def _read(path: Path) -> Instructions | None:

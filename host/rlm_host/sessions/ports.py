@@ -46,6 +46,9 @@ class Kernel(Protocol):
     @property
     def status(self) -> KernelStatus: ...
 
+    @property
+    def pid(self) -> int | None: ...
+
     async def execute(
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome: ...
@@ -57,6 +60,8 @@ class Kernel(Protocol):
     async def complete(self, code: str, cursor: int) -> Completion: ...
 
     async def inspect(self, code: str, cursor: int) -> Inspection: ...
+
+    def rebind(self) -> None: ...
 
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport: ...
 
@@ -89,6 +94,7 @@ class KernelFactory(Protocol):
         on_status: Callable[[KernelStatus], None],
         on_saved: OnSaved,
         persistent: bool,
+        bootstrap: Callable[[], str],
     ) -> Kernel: ...
 
 

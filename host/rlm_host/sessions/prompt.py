@@ -9,6 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from rlm_protocol.session import ClientTool
+from rlm_protocol.tool import documentation, signature
+
 from ..models.provider import Tool
 
 TOOL = "python"
@@ -71,6 +74,9 @@ You are a sub-agent. Your task is the first message. When it asks for a result, 
 """
 
 
+NO_TOOLS = "The client offers no tools any more: names of `tools` cannot be called."
+
+
 class Instructions(msgspec.Struct, frozen=True):
     """A text for the model and where it comes from: a path, or None for the client's own."""
 
@@ -78,14 +84,34 @@ class Instructions(msgspec.Struct, frozen=True):
     path: str | None = None
 
 
-def compose(extra: Iterable[Instructions], *, is_child: bool) -> str:
-    """Give the whole system prompt: the base, then each text under its origin, in order."""
+def compose(
+    extra: Iterable[Instructions], *, is_child: bool, tools: tuple[ClientTool, ...] = ()
+) -> str:
+    """Give the whole system prompt: the base, the tools, then each text under its origin."""
     parts = [BASE, AS_CHILD if is_child else ""]
+    if tools:
+        parts.append(f"\nTools of the client\n{tools_text(tools)}\n")
     for one in extra:
         if one.text.strip():
             title = f"Instructions from {one.path}" if one.path else "Instructions"
             parts.append(f"\n# {title}\n\n{_bounded(one.text.strip())}\n")
     return "".join(parts)
+
+
+def tools_text(tools: tuple[ClientTool, ...]) -> str:
+    """Tell the model which functions of the client its cells can await, and how."""
+    if not tools:
+        return NO_TOOLS
+    head = (
+        "These run in the client, not in the REPL. Await them in a cell, with keyword arguments; "
+        "`help(tools.NAME)` shows one again. They give a JSON value, or raise `rlm.ToolError`."
+    )
+    return "\n".join([head, *map(_tool_text, tools)])
+
+
+def _tool_text(tool: ClientTool) -> str:
+    said = documentation(tool).replace("\n", "\n  ")
+    return f"- `await tools.{tool.name}{signature(tool.input_schema)}`\n  {said}"
 
 
 def with_schema(text: str, schema: str) -> str:

@@ -25,15 +25,16 @@ from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
 from ..kernels.cell import KernelStatus, SnapshotReport
-from ..kernels.recipe import Recipe
 from ..models.catalog import check_thinking
 from ..paths import Directory
 from .approvals import Approvals
 from .artifacts import read_piece
 from .cells import Cells, execute_result
+from .configuring import change_options
 from .lease import Lease
+from .make_kernel import make_kernel
 from .notifications import Notification
-from .options import composed, env_of, merged, public
+from .options import env_of
 from .ports import Kernel
 from .prompt import with_schema
 from .recorded import CHECKPOINT_IDLE, Environment, Recorded, T
@@ -79,6 +80,8 @@ class SessionActor(Recorded):
         )
         self.cells = Cells(self)
         self.approvals = Approvals(self)
+        self.tool_client: str | None = None
+        """The client that declared the tools; nobody yet after a restart."""
         self._lease, self._env = lease, env
         self._on_changed, self._on_closed = on_changed, on_closed
         self._requests = Requests(self)
@@ -87,6 +90,7 @@ class SessionActor(Recorded):
         self._idle = asyncio.Event()
         self._idle.set()
         self._delivering: set[str] = set()
+        self._configuring = asyncio.Lock()
         self._closed: asyncio.Future[None] | None = None
         self.kernel: Kernel = self._make_kernel()
 
@@ -304,7 +308,7 @@ class SessionActor(Recorded):
 
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
-        if self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet):
+        if self.quiet:
             self.emit("session/quiet", SessionQuiet(**self.where()))
 
     def _said(self, text: str) -> UserMessage:
@@ -312,6 +316,18 @@ class SessionActor(Recorded):
         return UserMessage(
             id=self.new_id("user"), text=text, started_at_ms=now_ms, completed_at_ms=now_ms
         )
+
+    def turn_of(self, cell_id: str | None) -> Turn | None:
+        """Give the running turn that a cell belongs to; what a cell left behind is any turn's."""
+        turn = self._turn
+        if turn is None or self.cells.running.get(cell_id or "", turn.turn_id) != turn.turn_id:
+            return None
+        return turn
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no turn runs, nothing waits for one, and nothing below is unsettled."""
+        return self._idle.is_set() and all(quiet(self) for quiet in self.ports.is_quiet)
 
     # --- the kernel ---
 
@@ -373,26 +389,7 @@ class SessionActor(Recorded):
         return msgspec.structs.replace(options, recipe=recipe)
 
     def _make_kernel(self) -> Kernel:
-        opened, recipe = self.state.opened, self.state.options.recipe
-        return self._shared.kernels(
-            recipe=Recipe(
-                python=recipe.python if recipe else None,
-                launcher=recipe.launcher or () if recipe else (),
-                env=self._env,
-            ),
-            cwd=Path(opened.cwd),
-            session_dir=self.artifacts_path,
-            depth=opened.parent.depth if opened.parent else 0,
-            max_depth=opened.max_depth,
-            host_requests=self._host_request,
-            on_background=self.cells.on_background,
-            on_status=self.cells.on_status,
-            on_saved=self.cells.on_saved,
-            persistent=not opened.ephemeral,
-        )
-
-    async def _host_request(self, kind: str, payload: dict[str, Any], cell_id: str | None) -> Any:
-        return await self.ports.answer(self, kind, payload, cell_id)
+        return make_kernel(self, self._shared.kernels, self._env)
 
     # --- changes of the session itself ---
 
@@ -406,20 +403,20 @@ class SessionActor(Recorded):
         Change the fields of the options that are given.
 
         Another recipe ends the running kernel, with a snapshot; the next cell starts one by it.
+        Other tools are bound behind the cells that run or wait.
+
+        Raises:
+            InvalidParams: a tool cannot be offered. Nothing has changed.
         """
-        prompt = None
-        if options.instructions is not None:
-            prompt, _ = await self.in_thread(
-                composed, self._shared.home, self.state.opened, options.instructions
-            )
-        whole = merged(self.state.options, options)
-        self._env = env_of(whole) or self._env
-        await self.append(
-            r.SessionConfigured(options=public(whole), env_names=tuple(self._env), prompt=prompt)
-        )
-        if options.recipe is not None:
-            await self.kernel.aclose()
-            self.kernel = self._make_kernel()
+        self._check_open()
+        async with self._configuring:
+            whole = await change_options(self, options)
+            self._env = env_of(whole) or self._env
+            if options.recipe is not None:
+                await self.kernel.aclose()
+                self.kernel = self._make_kernel()
+            elif options.tools is not None:
+                self.kernel.rebind()
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
@@ -443,9 +440,16 @@ class SessionActor(Recorded):
         return await self._requests.once(key, method, params, run)
 
     async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
-        """As `Recorded.attach`; then whatever waits for a person is put to the client, too."""
+        """
+        As `Recorded.attach`; then what waits for a person, below too, is put to the client.
+
+        One that comes back hears last that the session is quiet: no record would tell it.
+        """
         resumed = await super().attach(listener, cursor)
-        self.approvals.ask_again(listener)
+        for one in (self, *self.descendants):
+            one.approvals.ask_again(listener)
+        if cursor is not None and self.quiet:
+            listener("session/quiet", SessionQuiet(**self.where(self.state.seq)))
         return resumed
 
     # --- life ---

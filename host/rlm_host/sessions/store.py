@@ -28,11 +28,12 @@ from rlm_protocol.session import (
     SessionListParams,
     SessionListResult,
     SessionOptions,
+    Thinking,
 )
 
 from .. import paths
 from ..clock import Clock
-from ..models.catalog import check_thinking
+from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
 from .files import Files
@@ -49,6 +50,7 @@ from .recovery import peek
 from .requests import digest_of
 from .session import SessionActor
 from .state import SessionState
+from .tools import check_tools
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class SessionStore:
         home: RLM_HOME; created when the first session is.
         ephemeral_home: where non-persistent sessions lie.
         default_model: the user's choice for sessions that name none.
+        default_thinking: likewise; clamped to what the session's model accepts.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
     """
@@ -85,6 +88,7 @@ class SessionStore:
         models: Models,
         ports: SessionPorts,
         default_model: str | None = None,
+        default_thinking: Thinking | None = None,
         max_depth: int = 2,
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
@@ -92,8 +96,10 @@ class SessionStore:
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
         self._models, self._default_model = models, default_model
+        self._default_thinking = default_thinking
         self._max_depth, self._socket = max_depth, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
+        self._loaded: dict[str, SessionActor] = {}
         self._shared = Environment(
             home=home,
             clock=clock,
@@ -104,9 +110,9 @@ class SessionStore:
             ports=ports,
             new_id=new_id,
             random=random.random,
+            loaded=self._loaded,
         )
         self._index = Index(home)
-        self._loaded: dict[str, SessionActor] = {}
         self._opening: dict[str, asyncio.Future[SessionActor]] = {}
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
@@ -135,7 +141,7 @@ class SessionStore:
         For a child `parent.directory` may exist already, and `session_id` may be chosen.
 
         Raises:
-            InvalidParams: `cwd` is no folder.
+            InvalidParams: `cwd` is no folder, or a tool cannot be offered.
             ModelUnavailable, AuthRequired, ThinkingUnsupported: nothing was created.
             Conflict: the key came before with other parameters.
             StoreFull, StoreUnavailable: nothing was created.
@@ -173,18 +179,22 @@ class SessionStore:
         self._check_open()
         model = self._models.default(self._default_model if params.model is None else params.model)
         check_thinking(model, params.thinking)
+        thinking = params.thinking
+        if thinking is None and parent is None:
+            thinking = clamp_thinking(model, self._default_thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()
+        await self._thread(check_tools, options.tools or ())
         env = env_of(options)
         header = r.SessionOpened(
             session_id=session_id,
             name=params.name or f"{cwd.name or 'session'}-{session_id[-4:]}",
             cwd=params.cwd,
             model=model.selector,
-            thinking=params.thinking,
+            thinking=thinking,
             prompt="",
             max_depth=parent.max_depth if parent else self._max_depth,
             ephemeral=params.ephemeral,
@@ -204,7 +214,7 @@ class SessionStore:
         folder = self._folder(header)
 
         def write() -> Opened:
-            prompt, files = composed(self._home, header, header.options.instructions)
+            prompt, files = composed(self._home, header, header.options)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
             with Directory.open(folder) as directory:
@@ -345,7 +355,7 @@ class SessionStore:
         """Give a page of root sessions, newest first. Raises InvalidParams for a foreign cursor."""
         before = page_cursor(params.cursor)
         self._look_through()
-        live = {actor.id: actor.view() for actor in self._loaded.values()}
+        live = {actor.id: actor.summary() for actor in self._loaded.values()}
         rows = await self._thread_on(
             paths.sessions(self._home),
             lambda: self._index.page(
@@ -391,18 +401,13 @@ class SessionStore:
             source.state, self._shared.new_id("ses"), name=params.name, turn_id=turn_id
         )
         folder, now_ms = self._folder(header), self._shared.clock.now_ms()
-        damage, artifacts = list(source.state.damage), self._artifacts(header, folder)
         await source.save_unsaved()
+        origin = Place(source.folder, source.id, source.artifacts_path)
+        target = Place(folder, header.session_id, self._artifacts(header, folder))
+        damage = list(source.state.damage)
 
         def copy() -> Opened:
-            write_fork(
-                Place(folder=source.folder, session_id=source.id, artifacts=source.artifacts_path),
-                Place(folder=folder, session_id=header.session_id, artifacts=artifacts),
-                home=self._home,
-                header=header,
-                damage=damage,
-                at_ms=now_ms,
-            )
+            write_fork(origin, target, self._home, header=header, damage=damage, at_ms=now_ms)
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
@@ -453,7 +458,7 @@ class SessionStore:
         """Have the index know the session as it is now."""
         if not actor.state.opened.ephemeral:
             state = msgspec.structs.replace(actor.state)  # the fold goes on meanwhile
-            await self._thread(self._index.put, state, actor.view(), actor.folder)
+            await self._thread(self._index.put, state, actor.summary(), actor.folder)
 
     def _folder(self, header: r.SessionOpened) -> Path:
         """Give the folder that holds the session's journal."""

@@ -182,7 +182,7 @@ class TemporalRuns:
             )
         except WorkflowAlreadyStartedError:
             there = self._wait(self._execution(run_id)).begin.submitted
-            check_same_run(run_id, records.encode(there), submitted)
+            check_same_run(run_id, there, submitted)
             return False
         return True
 
