@@ -186,6 +186,7 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .kernels.skills import Skills, bundled
             from .sessions.checking import Checker
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
@@ -223,6 +224,12 @@ class Agents:
                 ports=ports,
                 max_depth=limits.max_depth,
                 socket=str(self._socket) if self._socket else None,
+                skills=Skills(
+                    bundled=bundled(),
+                    home=self._home,
+                    workspace=self._config.skills.workspace,
+                    disabled=frozenset(self._config.skills.disabled),
+                ),
             )
             self._children.bind(self._sessions)
         return self._sessions

@@ -37,6 +37,15 @@ class KernelConfig(_Table, frozen=True):
     """Modules that the template loads for its kernels."""
 
 
+class SkillsConfig(_Table, frozen=True):
+    """`[skills]`: which Python skills kernels and models are told of."""
+
+    workspace: bool = True
+    """Those of the workspace's `.rlm/skills`, too."""
+    disabled: tuple[str, ...] = ()
+    """Names of skills that are not offered, whoever brings them."""
+
+
 class LogConfig(_Table, frozen=True):
     """`[log]`."""
 
@@ -62,6 +71,7 @@ class Config(_Table, frozen=True):
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
     children: ChildrenConfig = ChildrenConfig()
+    skills: SkillsConfig = SkillsConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}
     """`[providers.NAME]` tables; models/settings.py reads them."""

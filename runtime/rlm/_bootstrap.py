@@ -3,11 +3,12 @@
 import sys
 
 
-def bind(tools: str = "") -> None:
+def bind(tools: str = "", skills: str = "") -> None:
     """
     Bind `rlm`, `bash` and `asyncio` in the namespace of the cells, over whatever is there.
 
-    `tools` are the client's, as a JSON array of `ClientTool`; "" for none.
+    `tools` are the client's, as a JSON array of `ClientTool`; `skills` an array of `{name, path,
+    problem}`; "" for none.
     """
     import asyncio
 
@@ -20,6 +21,10 @@ def bind(tools: str = "") -> None:
         from rlm import _tools
 
         _tools.bind(namespace, tools or "[]")
+    if skills:
+        from rlm import _skills
+
+        _skills.bind(namespace, skills)
 
 
 def stop() -> None:

@@ -16,6 +16,7 @@ from rlm_host.children.service import ChildrenService
 from rlm_host.clock import SystemClock
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.session_kernel import SessionKernel
+from rlm_host.kernels.skills import Skills
 from rlm_host.models.registry import Models
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
@@ -123,6 +124,7 @@ async def family(
     env: dict[str, str] | None = None,
     files: Files | None = None,
     snapshot_after_ms: int = 1_500,
+    skills: Skills | None = None,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
@@ -166,6 +168,7 @@ async def family(
             models=models,
             ports=ports,
             files=files,
+            skills=skills,
         )
         service.bind(store)
         async with store:

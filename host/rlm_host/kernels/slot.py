@@ -224,6 +224,7 @@ class KernelSlot:
             return Revival(reason=reason, refused=self.blocked)
         if path is None:
             return None
+        await self._bind(kernel_)  # what names are made of may be a skill's
         try:
             async with asyncio.timeout(RESTORE_MS / 1000):
                 done = await kernel_.run(kernel.Restore(id=kernel_.new_id(), path=str(path)))
@@ -244,7 +245,8 @@ class KernelSlot:
             if isinstance(event, kernel.Error):
                 errors.append(event)
 
-        request = kernel.Execute(id=kernel_.new_id(), code=self._bootstrap(), silent=True)
+        code = await asyncio.to_thread(self._bootstrap)
+        request = kernel.Execute(id=kernel_.new_id(), code=code, silent=True)
         done = await kernel_.run(request, on_event=heard)
         if done.status != "ok":
             why = errors[0] if errors else None

@@ -33,5 +33,7 @@ def make_kernel(session: "SessionActor", kernels: KernelFactory, env: dict[str, 
         on_status=session.cells.on_status,
         on_saved=session.cells.on_saved,
         persistent=not opened.ephemeral,
-        bootstrap=lambda: bind_code(session.state.options.tools or ()),
+        bootstrap=lambda: bind_code(
+            session.state.options.tools or (), session.skills.offered(Path(opened.cwd))
+        ),
     )

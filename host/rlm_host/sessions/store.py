@@ -33,6 +33,7 @@ from rlm_protocol.session import (
 
 from .. import paths
 from ..clock import Clock
+from ..kernels.skills import Skills
 from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
@@ -93,6 +94,7 @@ class SessionStore:
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
+        skills: Skills | None = None,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
         self._models, self._default_model = models, default_model
@@ -105,6 +107,7 @@ class SessionStore:
             clock=clock,
             executor=self._executor,
             files=files or Files(),
+            skills=skills or Skills(),
             kernels=kernels,
             models=models,
             ports=ports,
@@ -214,7 +217,7 @@ class SessionStore:
         folder = self._folder(header)
 
         def write() -> Opened:
-            prompt, files = composed(self._home, header, header.options)
+            prompt, files = composed(self._home, header, header.options, self._shared.skills)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
             with Directory.open(folder) as directory:
