@@ -37,6 +37,23 @@ class KernelConfig(_Table, frozen=True):
     """Modules that the template loads for its kernels."""
 
 
+class Allowance(_Table, frozen=True):
+    """How much all sessions of a home may use together; a missing key is no limit."""
+
+    usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    spawns: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class BudgetConfig(_Table, frozen=True):
+    """`[budget.host]` and `[budget.day]`: admitted before each request, as a session's budget."""
+
+    host: Allowance | None = None
+    """Ever, from the day the limit was set."""
+    day: Allowance | None = None
+    """On each day (UTC)."""
+
+
 class SkillsConfig(_Table, frozen=True):
     """`[skills]`: which Python skills kernels and models are told of."""
 
@@ -71,6 +88,7 @@ class Config(_Table, frozen=True):
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
     children: ChildrenConfig = ChildrenConfig()
+    budget: BudgetConfig = BudgetConfig()
     skills: SkillsConfig = SkillsConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}

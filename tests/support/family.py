@@ -13,6 +13,7 @@ from typing import Any
 
 from rlm_host.children.kin import ChildrenSettings
 from rlm_host.children.service import ChildrenService
+from rlm_host.children.spending import Spending
 from rlm_host.clock import SystemClock
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.session_kernel import SessionKernel
@@ -125,6 +126,7 @@ async def family(
     files: Files | None = None,
     snapshot_after_ms: int = 1_500,
     skills: Skills | None = None,
+    spending: Spending | None = None,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
@@ -157,6 +159,7 @@ async def family(
         processes=processes,
         ports=ports,
         settings=settings,
+        spending=spending,
         new_hex=lambda digits: secrets.token_hex(digits)[:digits],
     )
     async with service:

@@ -38,6 +38,7 @@ from .recovery import Recovery
 from .registry import Child, Registry, select
 from .runner import Runner
 from .spawning import Spawning
+from .spending import Spending
 from .tree import tree_of
 from .validation import Validation
 
@@ -58,6 +59,7 @@ class ChildrenService:
         ports: SessionPorts,
         new_hex: Callable[[int], str],
         settings: ChildrenSettings | None = None,
+        spending: Spending | None = None,
     ) -> None:
         self._models, self._ports = models, ports
         self._validation = Validation(processes)
@@ -65,7 +67,8 @@ class ChildrenService:
         self._closed = False
         self._kin = Kin(clock=clock, settings=settings or ChildrenSettings(), new_hex=new_hex)
         self._documents = Documents(self._kin)
-        self._accounts = Accounts(self._kin, models.resolve)
+        self._spending = spending
+        self._accounts = Accounts(self._kin, models.resolve, spending)
         self._runner = Runner(self._kin, self._accounts, self._documents, ports, self._start_task)
         self._recovery = Recovery(self._kin, self._accounts, self._runner)
         self._spawning = Spawning(self._kin, self._accounts, self._runner, models.resolve)
@@ -89,6 +92,8 @@ class ChildrenService:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        if self._spending is not None:
+            self._spending.close()
 
     def _own(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)
