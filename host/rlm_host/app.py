@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .children.service import ChildrenService
     from .children.spending import Spending
     from .kernels.environment import KernelHost
+    from .kernels.recipe import Recipe
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -122,6 +123,18 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
+        defaults=_recipe_defaults(config),
+    )
+
+
+def _recipe_defaults(config: Config) -> "Recipe":
+    from .kernels.recipe import Recipe
+
+    kernel = config.kernel
+    return Recipe(
+        sandbox=kernel.sandbox,
+        network=kernel.network,
+        memory_bytes=kernel.memory_bytes,
     )
 
 
@@ -189,6 +202,7 @@ class Agents:
             from .kernels.session_kernel import SessionKernel
             from .kernels.skills import Skills, bundled
             from .sessions.checking import Checker
+            from .sessions.options import SessionDefaults
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
             from .sessions.tools import ClientTools
@@ -201,6 +215,7 @@ class Agents:
                 python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
+                defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
             ClientTools(Checker(self._processes)).install(ports)
@@ -221,10 +236,12 @@ class Agents:
                 clock=self._clock,
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
-                default_model=self._config.model,
-                default_thinking=self._config.thinking,
                 ports=ports,
-                max_depth=limits.max_depth,
+                defaults=SessionDefaults(
+                    model=self._config.model,
+                    thinking=self._config.thinking,
+                    max_depth=limits.max_depth,
+                ),
                 socket=str(self._socket) if self._socket else None,
                 skills=Skills(
                     bundled=bundled(),
@@ -232,6 +249,7 @@ class Agents:
                     workspace=self._config.skills.workspace,
                     disabled=frozenset(self._config.skills.disabled),
                 ),
+                unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
         return self._sessions

@@ -47,7 +47,7 @@ class HostClient(Nouns):
 
     `server` is the host's answer to `initialize`, `pid` its process, `process` the one that `spawn`
     has started. `handlers` answer the host's requests. The attributes `session`, `turn`, `repl`,
-    `agent`, `loop`, `model`, `usage`, `artifact`, `auth` and `host` hold typed requests.
+    `agent`, `loop`, `model`, `usage`, `artifact`, `auth`, `config`, `host` hold typed requests.
 
     A client of a socket whose connection is lost comes back by itself: it attaches anew to every
     session that it heard and gets exactly the records that it has missed, so that notifications go

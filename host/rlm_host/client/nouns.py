@@ -10,7 +10,7 @@ from typing import Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
-from rlm_protocol import agent, host, loop, model, repl, session, turn, usage
+from rlm_protocol import agent, config, host, loop, model, repl, session, turn, usage
 from rlm_protocol.base import Empty, NoParams
 from rlm_protocol.session import SessionMutateParams, SessionParams, SessionResult
 
@@ -96,7 +96,8 @@ class ReplNoun(Noun):
     names = Verb("repl/names", repl.ReplNamesParams, repl.ReplNamesResult)
     restart = Verb("repl/restart", repl.ReplRestartParams, repl.ReplRestoreResult)
     snapshot = Verb("repl/snapshot", SessionMutateParams, repl.ReplSnapshotResult)
-    restore = Verb("repl/restore", SessionMutateParams, repl.ReplRestoreResult)
+    snapshots = Verb("repl/snapshots", SessionParams, repl.ReplSnapshotsResult)
+    restore = Verb("repl/restore", repl.ReplRestoreParams, repl.ReplRestoreResult)
 
 
 class AgentNoun(Noun):
@@ -120,6 +121,11 @@ class ModelNoun(Noun):
 
 class AuthNoun(Noun):
     state = Verb("auth/state", NoParams, model.AuthStateResult)
+
+
+class ConfigNoun(Noun):
+    read = Verb("config/read", NoParams, config.ConfigResult)
+    write = Verb("config/write", config.ConfigWriteParams, config.ConfigResult)
 
 
 class ArtifactNoun(Noun):
@@ -150,5 +156,6 @@ class Nouns:
         self.usage = UsageNoun(self)
         self.model = ModelNoun(self)
         self.auth = AuthNoun(self)
+        self.config = ConfigNoun(self)
         self.artifact = ArtifactNoun(self)
         self.loop = LoopNoun(self)

@@ -13,6 +13,7 @@ import msgspec
 from rlm_protocol import kernel
 from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
+from rlm_protocol.repl import SnapshotInfo
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
@@ -34,7 +35,7 @@ from .client import Kernel, Question, open_kernel
 from .environment import KernelHost, prepare
 from .lifecycle import State
 from .recipe import Recipe, SessionFacts
-from .saving import Saver
+from .saving import Saving
 from .slot import KernelSlot
 from .snapshots import SnapshotStore
 from .worker import Worker, settle
@@ -44,6 +45,10 @@ YIELD_MS = 800
 LAST_SAVE_MS = 5_000
 DIED = (
     "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
+)
+OUT_OF_MEMORY = (
+    "The kernel was ended in this cell: its processes held more memory than there is, or than its "
+    "limit. The next cell starts another, with the last snapshot's names."
 )
 log = logging.getLogger(__name__)
 
@@ -112,15 +117,15 @@ class SessionKernel:
         self._told_status = KernelStatus.ABSENT
         self._told_revival: Revival | None = None
         self._worker = Worker(self._between, self._end)
-        self._saver = Saver(
+        self._cells: dict[str, _Cell] = {}
+        self._running: _Cell | None = None
+        self._saving = Saving(
             self._slot,
             self._worker,
             clock=host.clock,
             after_ms=host.snapshot_after_ms,
             on_saved=on_saved,
         )
-        self._cells: dict[str, _Cell] = {}
-        self._running: _Cell | None = None
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -273,16 +278,34 @@ class SessionKernel:
             SnapshotFailed: nothing was saved; the last snapshot is as it was.
             KernelDied: the process ended over it.
         """
-        return await self._worker.put(lambda: self._saver.now(prune_oversized=prune_oversized))
+        return await self._worker.put(lambda: self._saving.now(prune_oversized=prune_oversized))
 
     async def save_unsaved(self) -> None:
         """Save what is newer than the last snapshot, behind cells that run or wait."""
-        if self._saver.unsaved:
-            await self._worker.put(self._saver.quietly)
+        await self._saving.unsaved()
 
-    async def restore(self) -> Revival:
+    async def unload(self) -> bool:
         """
-        Load the last snapshot over the namespace, behind cells that run or wait.
+        Save the namespace and end the process, if nothing is lost by it: the next cell starts one.
+
+        It stays while something that a cell began goes on (a thread, a task, a process, a request),
+        when a name cannot be saved, and when no snapshot is kept. Tells whether there is none now.
+
+        Raises SnapshotFailed, KernelDied.
+        """
+        if self.status is KernelStatus.ABSENT:
+            return True
+        ended = await self._worker.put(self._saving.unload)
+        self._tell_status()
+        return ended
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give the snapshots on disk, the newest first. Raises OSError."""
+        return await self._slot.snapshots()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
+        """
+        Load the last snapshot, or the named one, behind cells that run or wait.
 
         Raises:
             SnapshotUntrusted: this host has not written it.
@@ -290,7 +313,7 @@ class SessionKernel:
             KernelDied: the process ended over it.
             KernelUnavailable: no kernel can be started.
         """
-        return await self._worker.put(self._slot.restore)
+        return await self._worker.put(lambda: self._slot.restore(snapshot_id))
 
     async def restart(self, *, restore: bool) -> Revival | None:
         """
@@ -366,18 +389,19 @@ class SessionKernel:
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
             if not cell.silent:
-                self._saver.last_cell = cell.id
+                self._saving.last_cell_id = cell.id
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
             if not (cell.interrupted or killed):
-                raise KernelDied(DIED, **why.data) from None
+                message = OUT_OF_MEMORY if why.data.get("reason") == "oom" else DIED
+                raise KernelDied(message, **why.data) from None
             cell.interrupted, error = True, None
         finally:
             self._running = None
         stopped = cell.interrupted and result is None and (error is None or _is_interrupt(error))
         if error is None and not stopped:
-            self._saver.soon()
+            self._saving.soon()
         revival, self._told_revival = self._slot.revival, self._slot.revival
         return CellOutcome(
             cell_id=cell.id,
@@ -444,14 +468,14 @@ class SessionKernel:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _close(self, snapshot: bool) -> None:
-        self._saver.stop()
+        self._saving.stop()
         if not self._worker.close():
             return
         if self._running is not None:
             self._interrupt(self._running)
         ended = await self._worker.last(_nothing, limit_ms=YIELD_MS)
         if ended and snapshot:
-            ended = await self._worker.last(self._saver.quietly, limit_ms=LAST_SAVE_MS)
+            ended = await self._worker.last(self._saving.quietly, limit_ms=LAST_SAVE_MS)
         if not ended:
             self.kill()
         await self._worker.finish(patience_ms=None if ended else YIELD_MS)
