@@ -14,12 +14,12 @@ from rlm_protocol import loop_records as records
 from rlm_protocol.errors import Conflict
 from rlm_protocol.loop_records import Decision, GenerationDone, Head
 
+from ..sqlite_file import Layout, open_file, store_errors
 from .controller import decide
 from .head import fold
 from .inputs import LoopObservation
 from .report import LoopGeneration, read_events
 from .stores.base import RunReader
-from .stores.sqlite_file import Layout, open_file, store_errors
 
 _LAYOUT = Layout(
     what="decision log",
