@@ -18,6 +18,7 @@ from rlm_protocol.bridge import failed
 from rlm_protocol.errors import KernelDied, KernelUnavailable, RlmError, TooLarge
 from rlm_protocol.framing import LineReceiver, NeedData, Refused, encode_line
 from rlm_protocol.limits import KERNEL_FRAME_BYTES, KERNEL_PROTOCOL, KERNEL_REQUEST_BYTES
+from rlm_protocol.warm import STALE
 
 from ..clock import Clock
 from ..processes import facts
@@ -120,7 +121,10 @@ async def open_kernel(
                 ready = await stack.enter_async_context(block)
                 templates.worked(key)
             except (KernelUnavailable, KernelDied) as why:
-                templates.failed(key, why)
+                if why.data.get("exit_code") == STALE:
+                    templates.drop(key)
+                else:
+                    templates.failed(key, why)
         if ready is None:
             ready = await stack.enter_async_context(_cold(processes, launch, make(waits)))
         templates.want(key)
