@@ -31,6 +31,7 @@ from .rpc.services import Services
 if TYPE_CHECKING:
     from .children.service import ChildrenService
     from .kernels.environment import KernelHost
+    from .kernels.recipe import Recipe
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -121,6 +122,18 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
+        defaults=_recipe_defaults(config),
+    )
+
+
+def _recipe_defaults(config: Config) -> "Recipe":
+    from .kernels.recipe import Recipe
+
+    kernel = config.kernel
+    return Recipe(
+        sandbox=kernel.sandbox,
+        network=kernel.network,
+        memory_bytes=kernel.memory_bytes,
     )
 
 
@@ -187,6 +200,7 @@ class Agents:
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
             from .sessions.checking import Checker
+            from .sessions.options import SessionDefaults
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
             from .sessions.tools import ClientTools
@@ -199,6 +213,7 @@ class Agents:
                 python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
+                defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
             ClientTools(Checker(self._processes)).install(ports)
@@ -218,11 +233,14 @@ class Agents:
                 clock=self._clock,
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
-                default_model=self._config.model,
-                default_thinking=self._config.thinking,
                 ports=ports,
-                max_depth=limits.max_depth,
+                defaults=SessionDefaults(
+                    model=self._config.model,
+                    thinking=self._config.thinking,
+                    max_depth=limits.max_depth,
+                ),
                 socket=str(self._socket) if self._socket else None,
+                unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
         return self._sessions

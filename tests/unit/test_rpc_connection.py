@@ -78,6 +78,7 @@ async def connected(execute: Callable[..., Any]) -> AsyncIterator[Client]:
     nothing = cast(Any, None)
     services = Services(
         home=Path("/"),
+        config_file=nothing,
         now_ms=lambda: 0,
         uptime_ms=lambda: 0,
         stop=lambda _: None,

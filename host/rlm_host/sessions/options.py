@@ -7,11 +7,23 @@ from pathlib import Path
 import msgspec
 
 from rlm_protocol import records as r
-from rlm_protocol.session import SessionOptions
+from rlm_protocol.limits import MAX_DEPTH_DEFAULT
+from rlm_protocol.session import SessionOptions, Thinking
 
 from .prompt import INSTRUCTIONS_CHARS, Instructions, compose
 
 FILE = "AGENTS.md"
+
+
+class SessionDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user chose for sessions that do not say; `thinking` is clamped to their model."""
+
+    model: str | None = None
+    thinking: Thinking | None = None
+    max_depth: int = MAX_DEPTH_DEFAULT
+
+
+DEFAULTS = SessionDefaults()
 
 
 def merged(old: SessionOptions, new: SessionOptions) -> SessionOptions:

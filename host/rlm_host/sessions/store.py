@@ -28,7 +28,6 @@ from rlm_protocol.session import (
     SessionListParams,
     SessionListResult,
     SessionOptions,
-    Thinking,
 )
 
 from .. import paths
@@ -41,8 +40,8 @@ from .fork import Place, fork_header, write_fork
 from .index import Index
 from .journal import store_error
 from .lease import Holder
-from .opening import Opened, erase, open_journal, verify_opened
-from .options import composed, env_of, public
+from .opening import Opened, erase, open_journal
+from .options import DEFAULTS, SessionDefaults, composed, env_of, public
 from .pages import items_cursor, items_page, page_cursor
 from .ports import Fold, KernelFactory, Models, SessionPorts
 from .recorded import Environment
@@ -51,12 +50,12 @@ from .requests import digest_of
 from .session import SessionActor
 from .state import SessionState
 from .tools import check_tools
+from .unloading import Unloader
+from .verifying import verify_later
 
 log = logging.getLogger(__name__)
 
 THREADS = 8
-VERIFY_AFTER_MS = 2000
-"""What a checkpoint stood for is verified after the first questions have been answered."""
 T = TypeVar("T")
 
 
@@ -72,10 +71,9 @@ class SessionStore:
     Args:
         home: RLM_HOME; created when the first session is.
         ephemeral_home: where non-persistent sessions lie.
-        default_model: the user's choice for sessions that name none.
-        default_thinking: likewise; clamped to what the session's model accepts.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
+        unload_after_ms: what nobody has used for so long is let go; 0 keeps everything loaded.
     """
 
     def __init__(
@@ -87,17 +85,14 @@ class SessionStore:
         kernels: KernelFactory,
         models: Models,
         ports: SessionPorts,
-        default_model: str | None = None,
-        default_thinking: Thinking | None = None,
-        max_depth: int = 2,
+        defaults: SessionDefaults = DEFAULTS,
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
+        unload_after_ms: int = 0,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
-        self._models, self._default_model = models, default_model
-        self._default_thinking = default_thinking
-        self._max_depth, self._socket = max_depth, socket
+        self._models, self._defaults, self._socket = models, defaults, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
         self._loaded: dict[str, SessionActor] = {}
         self._shared = Environment(
@@ -117,6 +112,7 @@ class SessionStore:
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
         self._verifying: set[asyncio.Future[None]] = set()
+        self._unloader = Unloader(self.loaded, clock=clock, after_ms=unload_after_ms)
         self._looked_through = False
         self._closed = False
 
@@ -177,11 +173,12 @@ class SessionStore:
         request: str | None,
     ) -> SessionActor:
         self._check_open()
-        model = self._models.default(self._default_model if params.model is None else params.model)
+        chosen = self._defaults.model if params.model is None else params.model
+        model = self._models.default(chosen)
         check_thinking(model, params.thinking)
         thinking = params.thinking
         if thinking is None and parent is None:
-            thinking = clamp_thinking(model, self._default_thinking)
+            thinking = clamp_thinking(model, self._defaults.thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
@@ -196,7 +193,7 @@ class SessionStore:
             model=model.selector,
             thinking=thinking,
             prompt="",
-            max_depth=parent.max_depth if parent else self._max_depth,
+            max_depth=parent.max_depth if parent else self._defaults.max_depth,
             ephemeral=params.ephemeral,
             options=public(options),
             env_names=tuple(env),
@@ -239,9 +236,13 @@ class SessionStore:
         """
         self._check_open()
         actor = self._loaded.get(session_id)
-        if actor is not None:
+        if actor is not None and self._unloader.lets_go(actor):
+            await actor.close()  # when that is done it can be opened again
+            self._check_open()
+        elif actor is not None:
             if actor.closing:
                 raise SessionClosed(session_id=session_id)
+            actor.touch()
             return actor
         if session_id not in self._opening:
             opening = self._own(asyncio.ensure_future(self._load(session_id)))
@@ -268,7 +269,8 @@ class SessionStore:
             raise
         await self._start(actor, damage)
         if found.recovered.from_seq:
-            verifying = self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            later = verify_later(actor, found.recovered.place, self._shared.clock)
+            verifying = self._own(asyncio.ensure_future(later))
             self._verifying.add(verifying)
             verifying.add_done_callback(self._verifying.discard)
         return actor
@@ -306,6 +308,7 @@ class SessionStore:
             on_closed=self._forget,
         )
         self._loaded[actor.id] = actor
+        self._unloader.start()
         return actor
 
     async def _start(self, actor: SessionActor, damage: list[r.DamageFound]) -> None:
@@ -315,22 +318,6 @@ class SessionStore:
         except BaseException:
             await actor.close()
             raise
-
-    async def _verify(self, actor: SessionActor, found: Opened, folder: Path) -> None:
-        """Read what the checkpoint stood for, after the session has been handed out."""
-        await self._shared.clock.sleep(VERIFY_AFTER_MS)
-        if actor.closing:
-            return
-        known = list(actor.state.damage)
-        damage = await self._thread_on(
-            folder,
-            lambda: verify_opened(folder, actor.id, found.recovered.place, known),
-        )
-        if damage is None:
-            log.error("the checkpoint of %s was made from another journal", actor.id)
-            await actor.close(reason="shutdown")
-        elif damage and not actor.closing:
-            await actor.append(*damage)
 
     def loaded(self) -> tuple[SessionActor, ...]:
         """Give the sessions that are open in this process, in order of their opening."""
@@ -442,6 +429,7 @@ class SessionStore:
         if self._closed:
             return
         self._closed = True
+        await self._unloader.stop()
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
             await asyncio.gather(*(one.close() for one in loaded if one.depth == deepest))
