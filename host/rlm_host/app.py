@@ -31,6 +31,7 @@ from .rpc.services import Services
 if TYPE_CHECKING:
     from .children.service import ChildrenService
     from .kernels.environment import KernelHost
+    from .kernels.recipe import Recipe
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -121,6 +122,18 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
+        defaults=_recipe_defaults(config),
+    )
+
+
+def _recipe_defaults(config: Config) -> "Recipe":
+    from .kernels.recipe import Recipe
+
+    kernel = config.kernel
+    return Recipe(
+        sandbox=kernel.sandbox,
+        network=kernel.network,
+        memory_bytes=kernel.memory_bytes,
     )
 
 
@@ -200,6 +213,7 @@ class Agents:
                 python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
+                defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
             ClientTools(Checker(self._processes)).install(ports)
@@ -226,6 +240,7 @@ class Agents:
                     max_depth=limits.max_depth,
                 ),
                 socket=str(self._socket) if self._socket else None,
+                unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
         return self._sessions

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.limits import KERNEL_MEMORY_MIN_BYTES
 from rlm_protocol.session import Thinking
 
 from . import paths
@@ -31,16 +32,39 @@ class KernelConfig(_Table, frozen=True):
     """
     packages: tuple[str, ...] = ()
     """Requirements of the managed environment besides the runtime."""
+    sandbox: Literal["workspace"] | None = None
+    """A sandbox for every session that names neither one nor a launcher."""
+    network: bool | None = None
+    """Whether a sandbox reaches the network."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=KERNEL_MEMORY_MIN_BYTES)] | None = None
+    """What the processes of one kernel may use together."""
     warm: bool = True
     """Fork kernels from a template process; false starts each one cold."""
     preload: tuple[str, ...] = ()
     """Modules that the template loads for its kernels."""
 
 
+class HostConfig(_Table, frozen=True):
+    """`[host]`."""
+
+    idle_exit_s: Positive = 30 * 60
+    """
+    A host that keeps sessions, or that `attach --start` has started, ends itself when nobody was
+    attached and nothing ran for so long.
+    """
+
+
 class LogConfig(_Table, frozen=True):
     """`[log]`."""
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+class SessionsConfig(_Table, frozen=True):
+    """`[sessions]`."""
+
+    unload_after_s: Annotated[int, msgspec.Meta(ge=0)] = 1800
+    """A session that nobody is attached to and in which nothing goes on is let go; 0: never."""
 
 
 class ChildrenConfig(_Table, frozen=True):
@@ -61,7 +85,9 @@ class Config(_Table, frozen=True):
     thinking: Thinking | None = None
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
+    sessions: SessionsConfig = SessionsConfig()
     children: ChildrenConfig = ChildrenConfig()
+    host: HostConfig = HostConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}
     """`[providers.NAME]` tables; models/settings.py reads them."""

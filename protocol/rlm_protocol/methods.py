@@ -199,9 +199,17 @@ METHODS: dict[str, Method] = {
             *_KERNEL,
             e.SnapshotFailed,
         ),
+        _m(
+            "repl/snapshots",
+            session.SessionParams,
+            repl.ReplSnapshotsResult,
+            "session",
+            *_SESSION,
+            *_FILE,
+        ),
         _w(
             "repl/restore",
-            session.SessionMutateParams,
+            repl.ReplRestoreParams,
             repl.ReplRestoreResult,
             "kernel",
             *_KERNEL,

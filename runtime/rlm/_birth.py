@@ -2,12 +2,13 @@
 How a fork of a template becomes a kernel of its own: environment, folder, random numbers.
 
 What a new process gets from its birth and a fork does not is put right here. What remains
-different is listed in docs/architecture.md (Warm starts).
+different is listed in docs/architecture.md (Processes of a kernel).
 """
 
 import os
 import socket
 import sys
+import threading
 from typing import Any
 
 from rlm_protocol import warm
@@ -50,7 +51,8 @@ class Conditions:
 
 
 def renew() -> None:
-    """Give this process secrets of its own where a library has drawn some before the fork."""
+    """Give this process what a library has drawn or looked up before the fork."""
+    vars(threading.main_thread())["_native_id"] = threading.get_native_id()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()  # the standard library's `random` does so by itself at a fork
     if "multiprocessing.process" in sys.modules:

@@ -14,11 +14,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import anyio
 import msgspec
+import pytest
 
 from rlm_host.loops.inputs import LoopConfig, LoopObservation
 from rlm_host.loops.kernel import LoopKernel
@@ -105,11 +107,17 @@ def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) 
 
 
 def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crowd: int = 0) -> dict:
-    """The step, apply and rollback of these tests. A `flipping` judge likes nothing twice."""
+    """
+    The step, apply and rollback of these tests.
+
+    A `flipping` judge likes nothing twice; a `broken` one raises, then gives something else, then
+    NaN, before it gives the first reward.
+    """
     effects = Effects(db)
 
     def step(context) -> LoopObservation:
         n = context.generation
+        fault("before_step")
         effects.note(f"step {n} seed{context.seed} attempt{context.attempt}")
         fault("in_step")
         if crowd and n == 0:
@@ -117,13 +125,22 @@ def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crow
         reward = REWARDS[n]
         if judge == "flipping" and n == 1 and len(effects.by_generation("step")[1]) > 1:
             reward = 0.2
+        if judge == "broken" and n == 0:
+            if context.attempt == 1:
+                raise OSError("the judge has left")
+            if context.attempt == 2:
+                return reward  # no observation
+            reward = float("nan")
+        fault("after_step")
         return LoopObservation(
             reward=reward, cost=1.0, artifact_id=f"a{n}", live_reward=LIVE.get(n), elapsed_ms=1.0
         )
 
     def apply(context, observation) -> None:
+        fault("before_apply")
         effects.note(f"apply {context.generation} {observation.artifact_id} token{context.token}")
         fault("in_apply")
+        fault("after_apply")
 
     def rollback(context, accepted) -> None:
         effects.note(f"rollback {context.generation} {accepted.artifact_id} token{context.token}")
@@ -185,6 +202,22 @@ class Child:
             time.sleep(0.005)
 
 
+def clock_env(shift: str) -> dict[str, str]:
+    """Give the environment of a process whose wall clock, and no other, is days off."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    if not found:
+        why = "the wall clock of one process is set by the Debian package faketime"
+        if os.environ.get("RLM_TEST_SERVICES") == "required":
+            pytest.fail(why)
+        pytest.skip(why)
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME": shift,
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
 class Nursery:
     """Starts children; owned by `nursery()`."""
 
@@ -204,7 +237,7 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery(folder: Path) -> Iterator[Nursery]:
+def nursery(folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Nursery]:
     tests = Path(__file__).parents[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "support.loop_child"],
@@ -212,21 +245,30 @@ def nursery(folder: Path) -> Iterator[Nursery]:
         stdout=subprocess.PIPE,
         text=True,
         cwd=tests,
-        env={**os.environ, "PYTHONPATH": str(tests)},
+        env={**os.environ, "PYTHONPATH": str(tests), **env},
     )
     with server:
         yield Nursery(server, folder)
         server.stdin.close()
 
 
+class FailingLog:
+    """A decision log that is a point of failure: what it is told is durable already."""
+
+    def __init__(self, fault: FailPoint) -> None:
+        self.fault = fault
+
+    def record(self, run_id: str, event) -> None:
+        self.fault("in_record")
+
+
 async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
     """Work for a Temporal cluster until something ends this process."""
     from rlm_host.loops.temporal.worker import working
 
-    named = functions(
-        db, FailPoint(**request.get("fault", {})), judge=request.get("judge", "steady")
-    )
-    async with working(address, Work(**named), queue=queue):
+    fault = FailPoint(**request.get("fault", {}))
+    named = functions(db, fault, judge=request.get("judge", "steady"))
+    async with working(address, Work(**named), queue=queue, decision_log=FailingLog(fault)):
         print("working", flush=True)
         await anyio.sleep_forever()
 

@@ -1,10 +1,9 @@
 """What a client must have heard of a journal, to compare with what it did hear."""
 
-from collections.abc import functools
+import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import Iterable
 
 from rlm_host.client import HostNotification
 from rlm_host.sessions.notifications import notification_of

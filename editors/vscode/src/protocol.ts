@@ -445,6 +445,8 @@ export type KernelRecipe = {
   python?: string | null;
   launcher?: Array<string> | null;
   sandbox?: "workspace" | null;
+  network?: boolean | null;
+  memoryBytes?: number | null;
   env?: Record<string, string> | null;
 };
 
@@ -799,6 +801,14 @@ export type ReplRestartParams = {
   idempotencyKey?: string | null;
 };
 
+/** Load a snapshot over the namespace: the last one, or an earlier one that is still kept. */
+export type ReplRestoreParams = {
+  /** Opaque id. */
+  sessionId: string;
+  snapshotId?: string | null;
+  idempotencyKey?: string | null;
+};
+
 /** What came back. */
 export type ReplRestoreResult = {
   restored: Array<string>;
@@ -808,9 +818,15 @@ export type ReplRestoreResult = {
 
 /** What was saved. */
 export type ReplSnapshotResult = {
+  id: string;
   saved: Array<string>;
   skipped?: Array<SkippedName>;
   sizeBytes?: number;
+};
+
+/** Newest first. Earlier ones are kept as long as there is room. */
+export type ReplSnapshotsResult = {
+  snapshots: Array<SnapshotInfo>;
 };
 
 /** The kernel's state; after a revival, what came back. */
@@ -1087,6 +1103,15 @@ export type SkippedName = {
   reason: string;
 };
 
+/** One snapshot on disk; the `current` one is what a new process starts from. */
+export type SnapshotInfo = {
+  id: string;
+  /** Wall clock, milliseconds since the epoch. */
+  takenAtMs: number;
+  sizeBytes: number;
+  current?: boolean;
+};
+
 /** What a step, apply or rollback outside the process is told. */
 export type StepContext = {
   runId: string;
@@ -1344,7 +1369,8 @@ export interface ClientRequests {
   "repl/names": { params: ReplNamesParams; result: ReplNamesResult };
   "repl/restart": { params: ReplRestartParams; result: ReplRestoreResult };
   "repl/snapshot": { params: SessionMutateParams; result: ReplSnapshotResult };
-  "repl/restore": { params: SessionMutateParams; result: ReplRestoreResult };
+  "repl/snapshots": { params: SessionParams; result: ReplSnapshotsResult };
+  "repl/restore": { params: ReplRestoreParams; result: ReplRestoreResult };
   "agent/list": { params: AgentListParams; result: AgentListResult };
   "agent/spawn": { params: AgentSpawnParams; result: AgentResultOf };
   "agent/send": { params: AgentSendParams; result: AgentSendResult };

@@ -96,7 +96,8 @@ class ReplNoun(Noun):
     names = Verb("repl/names", repl.ReplNamesParams, repl.ReplNamesResult)
     restart = Verb("repl/restart", repl.ReplRestartParams, repl.ReplRestoreResult)
     snapshot = Verb("repl/snapshot", SessionMutateParams, repl.ReplSnapshotResult)
-    restore = Verb("repl/restore", SessionMutateParams, repl.ReplRestoreResult)
+    snapshots = Verb("repl/snapshots", SessionParams, repl.ReplSnapshotsResult)
+    restore = Verb("repl/restore", repl.ReplRestoreParams, repl.ReplRestoreResult)
 
 
 class AgentNoun(Noun):

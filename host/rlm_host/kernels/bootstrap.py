@@ -11,6 +11,8 @@ import msgspec
 
 from rlm_protocol.session import ClientTool
 
+IDLE_CODE = "__import__('rlm._idle')._idle.check()"
+"""A silent cell that fails, and says why, when a thread or a task of the cells goes on."""
 Bootstrap = Callable[[], str]
 """Gives the code of the silent cell, as it is now."""
 

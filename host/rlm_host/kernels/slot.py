@@ -12,6 +12,7 @@ from typing import Literal
 
 from rlm_protocol import kernel
 from rlm_protocol.errors import KernelDied, KernelUnavailable, SnapshotFailed, SnapshotUntrusted
+from rlm_protocol.repl import SnapshotInfo
 
 from .bootstrap import Bootstrap
 from .cell import KernelStatus, OutputEvent, Revival, SnapshotReport
@@ -120,15 +121,28 @@ class KernelSlot:
         elif gone is not None:
             self._lost = "killed" if gone.was_killed else "died"
 
-    async def restore(self) -> Revival:
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give what is on disk, the newest first. Raises OSError."""
+        return await asyncio.to_thread(self._store.kept) if self._store is not None else ()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         """
         Load the snapshot into the live process, over what is there.
 
+        An earlier one, named by its id, becomes the last one.
+
         Raises:
             SnapshotUntrusted: this host has not written it.
-            SnapshotFailed: there is none, or it cannot be loaded.
+            SnapshotFailed: there is none, it is not kept any more, or it cannot be loaded.
             KernelDied: the process ended over it.
         """
+        if snapshot_id is not None and self._store is not None:
+            try:
+                kept = await asyncio.to_thread(self._store.adopt, self._store, snapshot_id)
+            except OSError as why:
+                raise SnapshotFailed(why=str(why)) from why
+            if not kept:
+                raise SnapshotFailed("This snapshot is not kept any more.", snapshot=snapshot_id)
         kernel_ = await self.ensure(restore=False)
         self.blocked = None  # the user may have mended it
         revival = await self._load(kernel_, "resumed")

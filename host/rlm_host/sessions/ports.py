@@ -15,6 +15,7 @@ import msgspec
 from rlm_protocol import bridge
 from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, MethodNotFound
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.usage import Usage
 
 from ..kernels.cell import (
@@ -67,7 +68,11 @@ class Kernel(Protocol):
 
     async def save_unsaved(self) -> None: ...
 
-    async def restore(self) -> Revival: ...
+    async def unload(self) -> bool: ...
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]: ...
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival: ...
 
     async def restart(self, *, restore: bool) -> Revival | None: ...
 

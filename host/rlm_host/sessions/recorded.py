@@ -71,6 +71,7 @@ class Recorded:
         folds: folds of other owners, by the name they have in `SessionPorts.folds`.
         artifacts_path: the session's own folder, RLM_SESSION_DIR of its kernel.
         closing: set when the session takes nothing new.
+        used_ms: when it was last asked for, or changed, on the monotonic clock.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Recorded:
         self.subscriptions = Subscriptions(self.id)
         self.subscriptions.durable(self.state.seq, None)
         self.closing = False
+        self.used_ms = self.clock.monotonic_ms()
         self.transcript = Transcript()
         self._shared, self._directory, self._name = shared, directory, journal_name
         ephemeral = self.state.opened.ephemeral
@@ -168,7 +170,12 @@ class Recorded:
         futures = [self._journal.append(record) for record in given]
         return await futures[-1]
 
+    def touch(self) -> None:
+        """Note that somebody uses the session."""
+        self.used_ms = self.clock.monotonic_ms()
+
     def _on_durable(self, written: list[Found]) -> None:
+        self.touch()
         for found in written:
             entry = found.entry
             self.state.apply(entry)

@@ -82,7 +82,7 @@ class SessionActor(Recorded):
         self.approvals = Approvals(self)
         self.tool_client: str | None = None
         """The client that declared the tools; nobody yet after a restart."""
-        self._lease, self._env = lease, env
+        self._lease, self.env = lease, env
         self._on_changed, self._on_closed = on_changed, on_closed
         self._requests = Requests(self)
         self._turn: Turn | None = None
@@ -372,7 +372,7 @@ class SessionActor(Recorded):
         options = self.state.options
         if options.recipe is None:
             return options
-        recipe = msgspec.structs.replace(options.recipe, env=self._env or None)
+        recipe = msgspec.structs.replace(options.recipe, env=self.env or None)
         return msgspec.structs.replace(options, recipe=recipe)
 
     def _make_kernel(self) -> Kernel:
@@ -381,7 +381,10 @@ class SessionActor(Recorded):
             recipe=Recipe(
                 python=recipe.python if recipe else None,
                 launcher=recipe.launcher or () if recipe else (),
-                env=self._env,
+                sandbox=recipe.sandbox if recipe else None,
+                network=recipe.network if recipe else None,
+                memory_bytes=recipe.memory_bytes if recipe else None,
+                env=self.env,
             ),
             cwd=Path(opened.cwd),
             session_dir=self.artifacts_path,
@@ -418,7 +421,7 @@ class SessionActor(Recorded):
         self._check_open()
         async with self._configuring:
             whole = await change_options(self, options)
-            self._env = env_of(whole) or self._env
+            self.env = env_of(whole) or self.env
             if options.recipe is not None:
                 await self.kernel.aclose()
                 self.kernel = self._make_kernel()
@@ -468,11 +471,11 @@ class SessionActor(Recorded):
     ) -> None:
         """End the turn, the kernel and the journal. Closing twice is fine."""
         if self._closed is None:
+            self.closing = True
             self._closed = asyncio.ensure_future(self._close(reason))
         await asyncio.shield(self._closed)
 
     async def _close(self, reason: Any) -> None:
-        self.closing = True
         if self._turn is not None:
             self._turn.interrupt.set()
         for hook in self.ports.on_close:

@@ -365,6 +365,8 @@
 ---@field python? string|nil
 ---@field launcher? (string)[]|nil
 ---@field sandbox? "workspace"|nil
+---@field network? boolean|nil
+---@field memoryBytes? integer|nil
 ---@field env? table<string, string>|nil
 
 --- Host -> client: make an accepted artifact live, or take it back. Idempotent.
@@ -659,6 +661,12 @@
 ---@field restore? boolean
 ---@field idempotencyKey? string|nil
 
+--- Load a snapshot over the namespace: the last one, or an earlier one that is still kept.
+---@class rlm.ReplRestoreParams
+---@field sessionId string
+---@field snapshotId? string|nil
+---@field idempotencyKey? string|nil
+
 --- What came back.
 ---@class rlm.ReplRestoreResult
 ---@field restored (string)[]
@@ -667,9 +675,14 @@
 
 --- What was saved.
 ---@class rlm.ReplSnapshotResult
+---@field id string
 ---@field saved (string)[]
 ---@field skipped? (rlm.SkippedName)[]
 ---@field sizeBytes? integer
+
+--- Newest first. Earlier ones are kept as long as there is room.
+---@class rlm.ReplSnapshotsResult
+---@field snapshots (rlm.SnapshotInfo)[]
 
 --- The kernel's state; after a revival, what came back.
 ---@class rlm.ReplStatusChanged
@@ -894,6 +907,13 @@
 ---@class rlm.SkippedName
 ---@field name string
 ---@field reason string
+
+--- One snapshot on disk; the `current` one is what a new process starts from.
+---@class rlm.SnapshotInfo
+---@field id string
+---@field takenAtMs integer
+---@field sizeBytes integer
+---@field current? boolean
 
 --- What a step, apply or rollback outside the process is told.
 ---@class rlm.StepContext

@@ -386,7 +386,8 @@ class SqliteRunStore:
         with process.reading:
             if process.reader is None:
                 process.reader = self._open()
-            with store_errors(self.path, process.reader):
+            # One moment for all that is read: a run is pruned for the whole block, or not at all.
+            with store_errors(self.path, process.reader), process.reader:
                 yield process.reader
 
     def _lock_name(self) -> str:
