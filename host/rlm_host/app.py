@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from . import paths
 from .clock import Clock, SystemClock
-from .config import Config
+from .config import BudgetConfig, Config
 from .config_file import ConfigFile
 from .lazily import Lazily
 from .processes.facts import can_fork_guards, harden_host
@@ -29,8 +29,10 @@ from .rpc.services import Services
 
 if TYPE_CHECKING:
     from .children.service import ChildrenService
+    from .children.spending import Spending
     from .kernels.environment import KernelHost
     from .kernels.recipe import Recipe
+    from .loops.audit import DecisionLog
     from .loops.service import LoopService
     from .loops.stores.base import RunStore
     from .models.registry import Models
@@ -200,6 +202,7 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .kernels.skills import Skills, bundled
             from .sessions.checking import Checker
             from .sessions.options import SessionDefaults
             from .sessions.ports import SessionPorts
@@ -227,6 +230,7 @@ class Agents:
                 settings=ChildrenSettings(
                     running_max=limits.max_running, living_max=limits.max_living
                 ),
+                spending=_spending(self._config.budget, self._home),
             )
             self._sessions = SessionStore(
                 home=self._home,
@@ -241,6 +245,12 @@ class Agents:
                     max_depth=limits.max_depth,
                 ),
                 socket=str(self._socket) if self._socket else None,
+                skills=Skills(
+                    bundled=bundled(),
+                    home=self._home,
+                    workspace=self._config.skills.workspace,
+                    disabled=frozenset(self._config.skills.disabled),
+                ),
                 unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
@@ -279,6 +289,19 @@ def _config_file(config: Config) -> ConfigFile:
     file = ConfigFile(config.source, check)
     file.remember()
     return file
+
+
+def _spending(config: BudgetConfig, home: Path) -> "Spending | None":
+    """Give what holds the budgets of host and day; None without such limits."""
+    from rlm_protocol.session import Budget
+
+    from .children.spending import Spending
+
+    host, day = (
+        Budget(usd=one.usd, tokens=one.tokens, spawns=one.spawns) if one is not None else None
+        for one in (config.host, config.day)
+    )
+    return Spending(paths.budget_store(home), host=host, day=day) if host or day else None
 
 
 def _swept_ledger(home: Path) -> Ledger | None:
@@ -337,6 +360,7 @@ class Loops(Lazily["LoopService"]):
         return LoopService(
             self._open_store,
             runners,
+            open_log=self._open_log,
             worker=f"rlm-host {os.getpid()}",
             on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
             on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
@@ -351,3 +375,8 @@ class Loops(Lazily["LoopService"]):
         path = paths.run_store(self._home, RUN_STORE)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return SqliteRunStore(path)
+
+    def _open_log(self) -> "DecisionLog":
+        from .loops.audit import DecisionLog
+
+        return DecisionLog(paths.decision_log(self._home))

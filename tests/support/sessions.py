@@ -140,6 +140,9 @@ class StubKernel:
     async def restart(self, *, restore: bool) -> Revival | None:
         return None
 
+    async def stop(self) -> None:
+        self.interrupt()
+
     def kill(self) -> None:
         self.interrupt()
 

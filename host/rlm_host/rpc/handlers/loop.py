@@ -47,6 +47,12 @@ async def report(context: Context, params: wire.LoopReportParams) -> wire.LoopRe
     return await loops.report(params)
 
 
+async def decisions(context: Context, params: wire.LoopDecisionsParams) -> wire.LoopDecisionsResult:
+    """loop/decisions."""
+    loops = await context.services.loops.get()
+    return await loops.decisions(params)
+
+
 async def snapshot(context: Context, params: wire.RunParams) -> wire.LoopSnapshotResult:
     """loop/snapshot."""
     loops = await context.services.loops.get()
@@ -72,6 +78,7 @@ HANDLERS: Handlers = {
     "loop/cancel": cancel,
     "loop/pause": pause,
     "loop/report": report,
+    "loop/decisions": decisions,
     "loop/snapshot": snapshot,
     "loop/list": list_runs,
     "loop/fork": fork,
