@@ -67,13 +67,17 @@ class _Template:
         """Carry out one order. Returns in the kernel that it made, and None in the template."""
         data, fds = _birth.receive(self._link, _ORDER_BYTES)
         if not data:
-            self._retire()
+            self._poller.unregister(self._link.fileno())  # the host is at its end, or close to it
+            return None
         try:
             order = warm.decode_order(data)
         except UNDECODABLE as why:
             self._tell(warm.Refused(reason=f"no order: {why}"))
         else:
-            if isinstance(order, warm.Prepare):
+            if isinstance(order, warm.Retire):
+                self._sweep()
+                os._exit(0)
+            elif isinstance(order, warm.Prepare):
                 self._prepare(order.preload)
             elif len(fds) == _FORK_FDS:
                 return self._fork(fds)
@@ -150,11 +154,6 @@ class _Template:
         for pid in others:
             os.waitpid(pid, os.WNOHANG)
         return bool(others)
-
-    def _retire(self) -> NoReturn:
-        """End without the guards: they watch the host themselves."""
-        self._sweep()
-        os._exit(0)
 
     def _follow_host(self) -> NoReturn:
         """Let guards end their trees, then end what is left of all of them."""

@@ -101,6 +101,8 @@ def template() -> Iterator[Template]:
     try:
         yield made
     finally:
+        with contextlib.suppress(OSError):
+            made.tell(warm.encode(warm.Retire()))
         made.link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             made.process.wait(PATIENCE_S)
@@ -163,13 +165,13 @@ def test_a_fork_whose_host_lets_go_of_it_ends(template: Template, fork: Fork) ->
     assert template.told() == warm.Gone(pid=fork.guard, code=-signal.SIGKILL)
 
 
-def test_a_template_whose_link_ends_leaves_its_kernels_to_the_host(
+def test_a_template_that_is_retired_leaves_its_kernels_to_the_host(
     template: Template, fork: Fork
 ) -> None:
     facts.prctl(facts.PR_SET_CHILD_SUBREAPER, 1)
     try:
         ready = fork.live()
-        template.link.close()
+        template.tell(warm.encode(warm.Retire()))
         assert template.process.wait(PATIENCE_S) == 0
         assert facts.process(fork.guard).parent == os.getpid()
         assert alive(ready["pid"])
