@@ -18,7 +18,8 @@ _KILL_S = 5.0
 _THREAD_ENDS_S = 0.1
 
 
-def _call(function: str, *args: object) -> int:
+def call(function: str, *args: object) -> int:
+    """Call a function of the C library with integers and bytes; -1 where there is none."""
     try:
         import _ctypes
 
@@ -30,12 +31,12 @@ def _call(function: str, *args: object) -> int:
 
 def become_subreaper() -> bool:
     """Adopt orphans of our descendants instead of leaving them to init."""
-    return _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def die_with_parent() -> bool:
     """Have the system kill this process when the thread that forked it ends."""
-    return _call("prctl", _PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0) == 0
+    return call("prctl", _PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0) == 0
 
 
 def pidfd(pid: int) -> int | None:
@@ -68,15 +69,15 @@ def drop_inspection() -> None:
         return
     header = _CAPABILITIES_V3.to_bytes(4, "little") + bytes(4)
     data = bytes(24)
-    if _call("capget", header, data) != 0:
+    if call("capget", header, data) != 0:
         return
     words = [int.from_bytes(data[i : i + 4], "little") for i in range(0, 24, 4)]
     for capability in (_CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_PERFMON):
-        _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+        call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
         half, bit = divmod(capability, 32)
         for word in range(3):  # effective, permitted, inheritable
             words[3 * half + word] &= ~(1 << bit)
-    _call("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
+    call("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:

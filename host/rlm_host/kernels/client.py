@@ -21,6 +21,7 @@ from rlm_protocol.limits import KERNEL_FRAME_BYTES, KERNEL_PROTOCOL, KERNEL_REQU
 from rlm_protocol.warm import STALE
 
 from ..clock import Clock
+from ..processes import facts
 from ..processes.pipes import to_the_end
 from ..processes.spare import Spare
 from ..processes.spawn import Child, Exit, Processes
@@ -47,8 +48,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
-    guarded: bool = True
-    """False inside a launcher that does not pass on descriptors."""
+    memory_bytes: int | None = None
+    """What its processes may hold together."""
     warm: bool = False
     """It may be forked from a template: nothing stands before the interpreter."""
     versions: frozenset[str]
@@ -136,7 +137,7 @@ def _cold(processes: Processes, launch: Launch, made: "Kernel") -> "_Block[Kerne
         env=launch.env,
         cwd=launch.cwd,
         on_stdout=made._heard,
-        guarded=launch.guarded,
+        guarded=True,
         label="kernel",
     )
     return _living(made, block, launch)
@@ -156,6 +157,8 @@ async def _living(
     async with contextlib.AsyncExitStack() as stack:
         try:
             made._live(await stack.enter_async_context(block))
+            if launch.memory_bytes is not None and (guard := made._child.guard) is not None:
+                guard.limit_memory(launch.memory_bytes)
         except OSError as why:
             raise KernelUnavailable(
                 "The kernel's program cannot be started.", argv=list(launch.argv), reason=str(why)
@@ -182,6 +185,9 @@ class Kernel:
         self.dropped = Dropped()
         self.ready: kernel.Ready | None = None
         self.exit: Exit | None = None
+        self._said_exit: kernel.Exited | None = None
+        """The guard's word from behind a launcher that may not pass it on."""
+        self._oom_kills = facts.oom_kills()
         self.was_killed = False
         self._child: Child
         self._bridge = Bridge(host_requests, self._answer)
@@ -233,6 +239,17 @@ class Kernel:
         """Interrupt the active request if it is this one; escalates by itself, up to SIGKILL."""
         if self._active is not None and self._active.id == request_id:
             self._feed(Input.INTERRUPT)
+
+    async def alone(self) -> bool:
+        """
+        Tell whether no process runs that a cell has started, and no request of a cell is open.
+
+        False as well where that cannot be seen: there is no guard, and so no tree of its own.
+        """
+        if self._child.guard is None or self._bridge.in_flight:
+            return False
+        below = await asyncio.to_thread(facts.descendants, self._child.pid)
+        return all(fact.pid == self.pid for fact in below)
 
     def kill(self) -> None:
         """End the process tree at once."""
@@ -305,6 +322,13 @@ class Kernel:
 
     def _has_ended(self, ended: asyncio.Future[Exit]) -> None:
         self.exit = ended.result()
+        told = self._child.guard is not None and self._child.guard.exit_code is not None
+        if self._said_exit is not None and not told:
+            self.exit = msgspec.structs.replace(
+                self.exit,
+                code=self._said_exit.code,
+                out_of_memory=self._said_exit.reason == "oom",
+            )
         self._feed(Input.EXIT)
 
     async def _until_ready(self, launch: Launch) -> None:
@@ -359,8 +383,20 @@ class Kernel:
             message,
             exit_code=exit_.code if exit_ is not None and exit_.code >= 0 else None,
             signal=exit_.signal_name if exit_ is not None else None,
+            reason="oom" if exit_ is not None and self._out_of_memory(exit_) else None,
             stderr_tail=self._child.stderr_tail,
         )
+
+    def _out_of_memory(self, exit_: Exit) -> bool:
+        """
+        Tell whether it ended for want of memory: by its guard, or by the system's OOM killer.
+
+        Of the latter there is evidence, no proof: a SIGKILL that was not ours, while the system
+        counted such a kill, and kernels are the first that it takes.
+        """
+        if exit_.out_of_memory or self.was_killed or exit_.signal_name != "SIGKILL":
+            return exit_.out_of_memory
+        return facts.oom_kills() > self._oom_kills
 
     def _fail_pending(self) -> None:
         pending, self._pending = self._pending, {}
@@ -405,6 +441,8 @@ class Kernel:
             case kernel.HostRequest():
                 if not self._bridge.take(event):
                     self.dropped.strays += 1
+            case kernel.Exited():
+                self._said_exit = event
             case kernel.Ready():
                 self.ready = self.ready or event
                 self._feed(Input.READY)

@@ -45,6 +45,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
     code: int
     stderr_tail: str
+    out_of_memory: bool = False
+    """Its guard ended it because its tree held too much memory."""
 
     @property
     def signal_name(self) -> str | None:
@@ -99,7 +101,10 @@ class Child:
 
     def kill(self) -> None:
         """End the whole tree at once: by its guard, else the group. The block's end makes sure."""
-        if self.guard is None or not self.guard.kill():
+        if self.guard is not None and self.guard.pid is None:
+            # A guard that cannot hear us stands behind a launcher, whose end is its order to kill.
+            self._process.signal(signal.SIGKILL, group=False)
+        elif self.guard is None or not self.guard.kill():
             self._process.signal(signal.SIGKILL)
 
     def _serve(
@@ -170,7 +175,8 @@ class Child:
         if self.guard is not None:
             self.guard.close()
             code = self.guard.exit_code if self.guard.exit_code is not None else code
-        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail))
+        full = self.guard is not None and self.guard.out_of_memory
+        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail, out_of_memory=full))
 
 
 class Processes:
