@@ -232,7 +232,6 @@ async def test_what_is_no_template_costs_no_kernel(bench: WarmBench) -> None:
         argv=(sys.executable, "-I", "-S", FAKE),
         env={"FAKE": "", "PATH": os.environ["PATH"]},
         cwd=bench.cwd,
-        guarded=False,
         warm=True,
         versions=frozenset({"dev"}),
     )
