@@ -97,7 +97,7 @@ async def test_a_template_that_hangs_is_given_up(
 async def test_a_spare_that_hangs_is_given_up(
     bench: WarmBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlm_host.kernels.client.WARM_READY_MS", 200)
+    monkeypatch.setattr("rlm_host.kernels.opening.WARM_READY_MS", 200)
     kernel = await bench.kernel(host=bench.host())
     await ask(kernel, "1")
     template = await bench.spare()

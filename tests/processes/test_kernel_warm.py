@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from rlm_host.kernels.cell import OutputEvent
-from rlm_host.kernels.client import Kernel, Launch, open_kernel
+from rlm_host.kernels.client import Kernel, Launch
 from rlm_host.kernels.doctor import doctor
+from rlm_host.kernels.opening import open_kernel
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.processes import facts, templates
 from rlm_host.processes.templates import key_of
