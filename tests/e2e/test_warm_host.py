@@ -43,7 +43,7 @@ async def test_after_the_first_kernel_sessions_get_forked_ones(tmp_path: Path) -
 
 def test_the_user_may_have_them_start_cold(tmp_path: Path) -> None:
     def templates(**kernel: object) -> object:
-        config = parse({"kernel": kernel}, base_dir=tmp_path)
+        config = parse({"kernel": kernel}, source=tmp_path / "config.toml")
         return kernel_host(config, {}, home=tmp_path).templates
 
     assert templates(warm=False) is None
