@@ -7,6 +7,7 @@ thread, adopts and ends what a killed guard leaves behind, and ends with its hos
 started with is what its kernels start with; the host keeps one for each such set.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -20,6 +21,7 @@ from rlm_protocol import warm
 from rlm_protocol.framing import UNDECODABLE
 
 from . import _birth, _guard, _linux
+from ._page import Page
 
 EVERY_KERNEL = ("_boot", "_bootstrap", "_bash")
 """Our modules that a kernel has loaded by the end of its first cell."""
@@ -91,6 +93,9 @@ class _Template:
         try:
             for name in (*(f"rlm.{own}" for own in EVERY_KERNEL), *preload):
                 importlib.import_module(name)
+            with contextlib.suppress(ImportError):
+                importlib.import_module("rlm._build")  # a checkout has none
+            Page()  # loads what it is made of
         except BaseException as why:  # whatever a foreign module raises: it is not for this process
             self._refuse(f"{type(why).__name__} while modules were loaded: {why}")
         if (threads := _threads_after_fork()) != 1:

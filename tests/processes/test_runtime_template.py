@@ -43,6 +43,14 @@ def test_a_fork_waits_and_then_lives(template: Template, fork: Fork) -> None:
     assert template.told() == warm.Gone(pid=fork.guard, code=-signal.SIGKILL)
 
 
+def test_a_fork_finds_everything_loaded(fork: Fork) -> None:
+    fork.live()
+    fork.run("from rlm._bootstrap import bind; bind()")
+    code = "import sys; m = list(sys.modules); m[m.index('rlm._bash') + 1:]"
+    loaded_later = set(fork.value(code)) - {"_multiprocessing"}  # by the last step of the template
+    assert not loaded_later
+
+
 def test_bad_orders_are_refused_one_by_one(template: Template) -> None:
     template.prepared()
     hostile = (
