@@ -44,10 +44,53 @@ class KernelConfig(_Table, frozen=True):
     """Modules that the template loads for its kernels."""
 
 
+class Allowance(_Table, frozen=True):
+    """How much all sessions of a home may use together; a missing key is no limit."""
+
+    usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    spawns: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class BudgetConfig(_Table, frozen=True):
+    """`[budget.host]` and `[budget.day]`: admitted before each request, as a session's budget."""
+
+    host: Allowance | None = None
+    """Ever, from the day the limit was set."""
+    day: Allowance | None = None
+    """On each day (UTC)."""
+
+
+class SkillsConfig(_Table, frozen=True):
+    """`[skills]`: which Python skills kernels and models are told of."""
+
+    workspace: bool = True
+    """Those of the workspace's `.rlm/skills`, too."""
+    disabled: tuple[str, ...] = ()
+    """Names of skills that are not offered, whoever brings them."""
+
+
+class HostConfig(_Table, frozen=True):
+    """`[host]`."""
+
+    idle_exit_s: Positive = 30 * 60
+    """
+    A host that keeps sessions, or that `attach --start` has started, ends itself when nobody was
+    attached and nothing ran for so long.
+    """
+
+
 class LogConfig(_Table, frozen=True):
     """`[log]`."""
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+class SessionsConfig(_Table, frozen=True):
+    """`[sessions]`."""
+
+    unload_after_s: Annotated[int, msgspec.Meta(ge=0)] = 1800
+    """A session that nobody is attached to and in which nothing goes on is let go; 0: never."""
 
 
 class ChildrenConfig(_Table, frozen=True):
@@ -68,7 +111,11 @@ class Config(_Table, frozen=True):
     thinking: Thinking | None = None
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
+    sessions: SessionsConfig = SessionsConfig()
     children: ChildrenConfig = ChildrenConfig()
+    budget: BudgetConfig = BudgetConfig()
+    skills: SkillsConfig = SkillsConfig()
+    host: HostConfig = HostConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}
     """`[providers.NAME]` tables; models/settings.py reads them."""

@@ -15,6 +15,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 1, 36, 24
 _CAPABILITIES_V3 = 0x20080522
 _CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_PERFMON = 19, 21, 38
 _KILL_S = 5.0
+_THREAD_ENDS_S = 0.1
 
 
 def call(function: str, *args: object) -> int:
@@ -81,31 +82,35 @@ def drop_inspection() -> None:
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:
     """
-    Give every living descendant of `root`, nearest first. Empty where there is no /proc.
+    Give the descendants of `root`, nearest first; [] where the system does not show them.
 
-    `without` names processes that are left out with all that is below them.
+    One look may miss what is forked or orphaned meanwhile: look again until there is no child left.
+
+    Args:
+        without: processes that are left out with all that is below them.
     """
-    children: dict[int, list[tuple[int, bytes]]] = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        row = stat(int(name))
-        if row is not None:
-            children.setdefault(int(row[1]), []).append((int(name), row[0]))
+    below = children if lists_children() else _scanned()
     found: list[int] = []
     todo = [root]
     while todo:
-        for pid, state in children.get(todo.pop(), ()):
-            if pid in without:
-                continue
-            todo.append(pid)
-            if state not in (b"Z", b"X"):
-                found.append(pid)
+        nearest = [pid for pid in below(todo.pop()) if pid not in without]
+        found += nearest
+        todo += nearest
     return found
+
+
+def _scanned() -> Callable[[int], list[int]]:
+    """Give what tells the living children of a process, out of one look at all processes."""
+    table: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        names = []
+    for name in filter(str.isdigit, names):
+        row = stat(int(name))
+        if row is not None and row[0] not in (b"Z", b"X"):
+            table.setdefault(int(row[1]), []).append(int(name))
+    return lambda pid: table.get(pid, [])
 
 
 def stat(pid: int) -> list[bytes] | None:
@@ -136,6 +141,19 @@ def kill_descendants(reap: Callable[[], bool], without: Collection[int] = ()) ->
                 continue
         if not reap() and not left:
             return
+        time.sleep(0.001)
+
+
+def threads() -> int:
+    """Count the threads of this process; one that is just ending gets a moment. 0: unknown."""
+    deadline = time.monotonic() + _THREAD_ENDS_S
+    while True:
+        try:
+            count = len(os.listdir("/proc/self/task"))
+        except OSError:
+            return 0
+        if count == 1 or time.monotonic() > deadline:
+            return count
         time.sleep(0.001)
 
 

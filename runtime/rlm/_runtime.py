@@ -80,7 +80,8 @@ class Runtime:
         self.outbox = _capture.Outbox(self.wire, self._flusher.wake)
         self.streams = _capture.Streams(self.outbox, self.interrupter)
         self.sources = _cells.Sources()
-        self.namespace: dict[str, Any] = _cells.new_main().__dict__
+        self.main = _cells.new_main()
+        self.namespace: dict[str, Any] = self.main.__dict__
         self.context = copy_context()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._memory = _memory_limit()
@@ -130,6 +131,11 @@ class Runtime:
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def cancel_tasks(self) -> None:
+        """Cancel every task that cells left behind."""
+        for task in tuple(self._tasks):
+            task.cancel()
 
     def _readable(self) -> None:
         self._failures = 0
@@ -389,6 +395,19 @@ class Runtime:
     def after_cell(self, hook: Callable[[], None]) -> None:
         """Have `hook` called after each `done`."""
         self._after_cell.append(hook)
+
+    # --- branches ---------------------------------------------------------------------------------
+
+    def stop_threads(self) -> None:
+        """Come down to one thread; ours start again when there is something to watch."""
+        self._watch.stop()
+        self._flusher.stop()
+
+    def inherit(self, origin: "Runtime") -> None:
+        """Go on with the names of another runtime, of which this process is a fork."""
+        self.namespace, self.context = origin.namespace, origin.context.copy()
+        self.sources, self._cells = origin.sources, origin._cells
+        self.main = sys.modules["__main__"] = origin.main
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -60,15 +60,17 @@ async def test_a_client_that_comes_back_hears_exactly_what_it_missed(
             await client.request("turn/start", {"sessionId": session_id, "input": text})
             await anext(turns)
 
-    async with attached(served) as first, HostClient.attach(served) as other:
+    async with attached(served) as first:
         params = {"cwd": str(tmp_path), "model": "scripted/steps"}
         session_id = (await first.request("session/create", params))["session"]["id"]
         await turn(first.client)
-        assert (await other.resume(session_id)).replay == "none"
         known = first.client.cursors[session_id]
-        assert other.cursors[session_id] == known
-        await first.client.aclose()
-        await turn(other)
+        async with HostClient.attach(served) as other:
+            assert (await other.resume(session_id)).replay == "none"
+            assert other.cursors[session_id] == known
+            await first.client.aclose()
+            await turn(other)
+            newest = other.cursors[session_id]
         async with HostClient.attach(served) as again, again.notifications() as missed:
             answer = await again.resume(session_id, known)
             assert answer.replay == "complete"
@@ -78,7 +80,20 @@ async def test_a_client_that_comes_back_hears_exactly_what_it_missed(
             seqs = [event.params["seq"] for event in heard if event.method != "item/delta"]
             assert min(seqs) == known.seq + 1
             assert len([e for e in heard if e.method == "turn/started"]) == 1
-            assert again.cursors[session_id] == other.cursors[session_id]
+            assert again.cursors[session_id] == newest
+
+
+async def test_the_others_hear_of_a_new_session_once(served: Path, tmp_path: Path) -> None:
+    async with attached(served) as one, attached(served) as two:
+        params = {"cwd": str(tmp_path), "model": "scripted/steps", "idempotencyKey": "k"}
+        session = (await one.request("session/create", params))["session"]
+        again = (await one.request("session/create", params))["session"]
+        assert again["id"] == session["id"]
+        fork = (await one.request("session/fork", {"sessionId": session["id"]}))["session"]
+        await two.until("session/created", lambda p: p["session"]["id"] == fork["id"])
+        told = [e.params["sessionId"] for e in two.heard if e.method == "session/created"]
+        assert told == [session["id"], fork["id"]]
+        assert "session/created" not in one.names()
 
 
 async def test_exit_of_a_client_is_its_own_end(served: Path) -> None:

@@ -71,7 +71,7 @@ async def install(host: KernelHost, cwd: Path, python: str | None = None) -> Pat
 
 async def doctor(host: KernelHost, cwd: Path) -> list[Finding]:
     """Say which kernel a session in `cwd` would get, and how well this machine keeps processes."""
-    findings = [_ownership(), await _sandbox(host, cwd)]
+    findings = [_ownership(host), await _sandbox(host, cwd)]
     choice = choose(Recipe(), cwd, host.environ, host.python)
     if choice.source is Source.MANAGED:
         findings += await asyncio.to_thread(_managed, host)
@@ -81,11 +81,13 @@ async def doctor(host: KernelHost, cwd: Path) -> list[Finding]:
     return findings
 
 
-def _ownership() -> Finding:
+def _ownership(host: KernelHost) -> Finding:
     wanting = {"/proc": facts.has_proc(), "a subreaper": facts.can_adopt()}
     absent = [name for name, there in wanting.items() if not there]
     if not absent:
-        return Finding(level="ok", subject="processes", text="kernels end as whole trees (guard)")
+        level = "template and guard" if host.templates is not None else "guard"
+        text = f"kernels end as whole trees ({level})"
+        return Finding(level="ok", subject="processes", text=text)
     return Finding(
         level="warning",
         subject="processes",

@@ -44,6 +44,8 @@ from .services import Services
 from .workers import Workers
 
 SETTLE_S, DRAIN_S = 0.1, 0.3
+EXIT = "exit"
+"""The reason of an end that the client has asked for."""
 log = logging.getLogger(__name__)
 
 
@@ -139,7 +141,9 @@ class Connection:
             await self._until_idle()
 
     async def close(self) -> None:
-        """Write what is queued for DRAIN_S at most, then let go of the endpoint."""
+        """Write what is queued for DRAIN_S at most, then let go of the endpoint. Twice is once."""
+        if self.attachment.closed:
+            return
         self._ended = True
         self._stop_reading()
         with anyio.CancelScope(shield=True):
@@ -316,7 +320,7 @@ class Connection:
     def _notified(self, event: NotificationReceived) -> None:
         match event.method:
             case "exit":
-                self._end("exit", clean=self._shutdown)
+                self._end(EXIT, clean=self._shutdown)
             case "$/cancelRequest":
                 self._cancel(event.params)
             case _ if self._initialized:
