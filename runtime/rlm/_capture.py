@@ -206,7 +206,7 @@ class Streams:
         self._nothing = _empty()
         self.install()
         vars(sys).update(__stdin__=self._nothing, __stdout__=self.stdout, __stderr__=self.stderr)
-        sys.addaudithook(self._audit)
+        _on_spawn(self._before_spawn)
 
     def install(self) -> None:
         """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
@@ -218,8 +218,22 @@ class Streams:
         """Write straight to the fds: this process may not speak the protocol."""
         self.stdout.forked = self.stderr.forked = True
 
-    def _audit(self, event: str, _args: object) -> None:
-        if event in _SPAWNS and not self.stdout.forked:
-            self.outbox.ship()  # what was printed before a child starts is shown before its output
-            if threading.get_ident() == _MAIN:
-                self._interrupter.before_spawn()
+    def _before_spawn(self) -> None:
+        if self.stdout.forked:
+            return
+        self.outbox.ship()  # what was printed before a child starts is shown before its output
+        if threading.get_ident() == _MAIN:
+            self._interrupter.before_spawn()
+
+
+def _on_spawn(hook: Callable[[], None]) -> None:
+    """Have `hook` called before any other process is started, for good."""
+
+    def audit(event: str, _args: object) -> None:
+        if event in _SPAWNS:
+            hook()
+
+    # Python looks for this at each event, two of which every cell has; not finding it costs more
+    # than the call.
+    vars(audit)["__cantrace__"] = False
+    sys.addaudithook(audit)

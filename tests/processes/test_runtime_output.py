@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -142,17 +143,16 @@ def test_a_threads_output_belongs_to_nobody(runtime: Runtime, target: str) -> No
     assert got.text(author=got.done["id"]) == "mine\n"
 
 
-def test_raw_bytes_between_cells_belong_to_nobody(runtime: Runtime) -> None:
+def test_raw_bytes_between_cells_belong_to_nobody(runtime: Runtime, tmp_path: Path) -> None:
+    trigger = tmp_path / "trigger"
+    os.mkfifo(trigger)
     runtime.run(
-        "import subprocess; p = subprocess.Popen('read x; echo late', shell=True, stdin=-1)"
+        f"import subprocess; p = subprocess.Popen('read x < {trigger}; echo late', shell=True)"
     )
-    id_ = runtime.start(
-        "import os; p.stdin.write(b'\\n'); p.stdin.close(); fd = os.pidfd_open(p.pid)"
-    )
-    runtime.until_done(id_)
-    late = runtime.run("_ = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)")
-    texts = [e for e in late if e["event"] == "stdout"] or [runtime.event()]
-    assert texts[0]["text"] == "late\n"
+    trigger.write_text("go\n")
+    late = runtime.event()
+    assert (late["event"], late["id"], late["text"]) == ("stdout", None, "late\n")
+    assert runtime.value("p.wait()") == 0
 
 
 def test_one_hundred_thousand_lines_come_in_few_events(runtime: Runtime) -> None:
