@@ -155,7 +155,7 @@ def _commit(stream: Any, about: file_format.Manifest, target: _Target, manifest:
         manifest_fd = manifest.create()
         try:
             final = msgspec.structs.replace(about, sha256=digest)
-            _write_all(manifest_fd, [file_format.encode(final)])
+            _write_all(manifest_fd, [file_format.encode_manifest(final)])
             os.fsync(manifest_fd)
         finally:
             os.close(manifest_fd)
@@ -189,10 +189,12 @@ def _write_payload(fd: int, stream: Any, about: file_format.Manifest) -> tuple[s
         file_format.Buffer(place, buffer.nbytes, crc)
         for place, buffer, crc in zip(places, stream.buffers, sums, strict=True)
     )
-    table = file_format.encode(
+    table = file_format.encode_table(
         file_format.Table(
             names=tuple(stream.names), ends=tuple(stream.ends), buffers=buffers, manifest=about
-        )
+        ),
+        head,
+        stream.data,
     )
     os.lseek(fd, at, os.SEEK_SET)
     _write_all(fd, [table])
@@ -271,26 +273,14 @@ def _read(fd: int) -> tuple[dict[str, Any], list[k.SkippedName]]:
 
         old: tuple[dict[str, Any], list[k.SkippedName]] = _cells.call(_legacy.load, view)
         return old
-    where = file_format.layout(bytes(view[: file_format.HEADER_BYTES]), info.st_size)
-    table = file_format.decode_table(bytes(view[where.table]), where)
-    buffers = [view[b.at : b.at + b.size_bytes] for b in table.buffers]
-    stream = view[where.stream]
+    where, table = file_format.read(view)
+    buffers = [_undamaged(view, buffer) for buffer in table.buffers]
     values, failed = _cells.call(
-        _unpickling.load, stream, buffers, list(table.names), list(table.ends)
+        _unpickling.load, view[where.stream], buffers, list(table.names), list(table.ends)
     )
     return values, failed
 
 
-def damaged_buffers(path: str) -> Iterator[int]:
-    """Give the indexes of buffers whose content is not what was saved. Reads the whole file."""
-    fd = os.open(path, os.O_RDONLY | _NOFOLLOW)
-    try:
-        size = os.fstat(fd).st_size
-        view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-    finally:
-        os.close(fd)
-    where = file_format.layout(bytes(view[: file_format.HEADER_BYTES]), size)
-    table = file_format.decode_table(bytes(view[where.table]), where)
-    for index, buffer in enumerate(table.buffers):
-        if zlib.crc32(view[buffer.at : buffer.at + buffer.size_bytes]) != buffer.crc32:
-            yield index
+def _undamaged(view: memoryview, buffer: file_format.Buffer) -> memoryview | None:
+    data = view[buffer.at : buffer.at + buffer.size_bytes]
+    return data if zlib.crc32(data) == buffer.crc32 else None
