@@ -14,21 +14,26 @@ import anyio.to_thread
 
 from . import paths
 from .clock import Clock, SystemClock
-from .config import Config
+from .config import BudgetConfig, Config
+from .config_file import ConfigFile
 from .loops.service import LoopService
 from .loops.steps import ClientRunner, CommandRunner, Runners
 from .loops.stores.base import RunStore
-from .processes.facts import harden_host
+from .processes.facts import can_fork_guards, harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
 from .processes.sweep import left_running, sweep
+from .processes.templates import Templates
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
 
 if TYPE_CHECKING:
     from .children.service import ChildrenService
+    from .children.spending import Spending
     from .kernels.environment import KernelHost
+    from .kernels.recipe import Recipe
+    from .loops.audit import DecisionLog
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -88,6 +93,7 @@ async def build(
         )
         yield Services(
             home=home,
+            config_file=_config_file(config),
             now_ms=clock.now_ms,
             uptime_ms=lambda: clock.monotonic_ms() - started_ms,
             stop=stop,
@@ -99,9 +105,9 @@ async def build(
 
 def handlers() -> Handlers:
     """Give every method that this host offers, with its handler."""
-    from .rpc.handlers import agent, artifact, host, loop, model, repl, session, turn, usage
+    from .rpc.handlers import agent, artifact, config, host, loop, model, repl, session, turn, usage
 
-    nouns = (agent, artifact, host, loop, model, repl, session, turn, usage)
+    nouns = (agent, artifact, config, host, loop, model, repl, session, turn, usage)
     return {name: handler for noun in nouns for name, handler in noun.HANDLERS.items()}
 
 
@@ -109,13 +115,34 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
     """Give what kernels of this home share, for commands that look at kernels without a host."""
     from .kernels.environment import KernelHost
 
+    processes = Processes(None)
     return KernelHost(
         home=home,
         environ=env,
-        processes=Processes(None),
+        processes=processes,
         clock=SystemClock(),
+        python=config.kernel_python,
+        templates=_templates(config, processes),
         packages=config.kernel.packages,
+        defaults=_recipe_defaults(config),
     )
+
+
+def _recipe_defaults(config: Config) -> "Recipe":
+    from .kernels.recipe import Recipe
+
+    kernel = config.kernel
+    return Recipe(
+        sandbox=kernel.sandbox,
+        network=kernel.network,
+        memory_bytes=kernel.memory_bytes,
+    )
+
+
+def _templates(config: Config, processes: Processes) -> Templates | None:
+    if not (config.kernel.warm and can_fork_guards()):
+        return None
+    return Templates(processes, preload=config.kernel.preload)
 
 
 def orphans(home: Path, *, end: bool) -> tuple[int, ...]:
@@ -143,6 +170,7 @@ class Agents:
         self._socket, self._on_secret = socket, on_secret
         self._config, self._env, self._home = config, env, home
         self._clock, self._processes = clock, processes
+        self._templates = _templates(config, processes)
         self._models: Models | None = None
         self._sessions: SessionStore | None = None
         self._children: ChildrenService | None = None
@@ -173,17 +201,25 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .kernels.skills import Skills, bundled
+            from .sessions.checking import Checker
+            from .sessions.options import SessionDefaults
             from .sessions.ports import SessionPorts
             from .sessions.store import SessionStore
+            from .sessions.tools import ClientTools
 
             kernels = KernelHost(
                 home=self._home,
                 environ=self._env,
                 processes=self._processes,
                 clock=self._clock,
+                python=self._config.kernel_python,
+                templates=self._templates,
                 packages=self._config.kernel.packages,
+                defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
+            ClientTools(Checker(self._processes)).install(ports)
             self._children = ChildrenService(
                 models=self.models,
                 clock=self._clock,
@@ -193,6 +229,7 @@ class Agents:
                 settings=ChildrenSettings(
                     running_max=limits.max_running, living_max=limits.max_living
                 ),
+                spending=_spending(self._config.budget, self._home),
             )
             self._sessions = SessionStore(
                 home=self._home,
@@ -200,10 +237,20 @@ class Agents:
                 clock=self._clock,
                 kernels=functools.partial(SessionKernel, host=kernels),
                 models=self.models,
-                default_model=self._config.model,
                 ports=ports,
-                max_depth=limits.max_depth,
+                defaults=SessionDefaults(
+                    model=self._config.model,
+                    thinking=self._config.thinking,
+                    max_depth=limits.max_depth,
+                ),
                 socket=str(self._socket) if self._socket else None,
+                skills=Skills(
+                    bundled=bundled(),
+                    home=self._home,
+                    workspace=self._config.skills.workspace,
+                    disabled=frozenset(self._config.skills.disabled),
+                ),
+                unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
         return self._sessions
@@ -226,8 +273,34 @@ class Agents:
             await self._sessions.aclose()
         if self._children is not None:
             await self._children.aclose()
+        if self._templates is not None:
+            await self._templates.aclose()
         if self._models is not None:
             await self._models.aclose()
+
+
+def _config_file(config: Config) -> ConfigFile:
+    def check(read: Config) -> None:
+        from .models.settings import read_providers
+
+        read_providers(read.providers, base_dir=read.base_dir)
+
+    file = ConfigFile(config.source, check)
+    file.remember()
+    return file
+
+
+def _spending(config: BudgetConfig, home: Path) -> "Spending | None":
+    """Give what holds the budgets of host and day; None without such limits."""
+    from rlm_protocol.session import Budget
+
+    from .children.spending import Spending
+
+    host, day = (
+        Budget(usd=one.usd, tokens=one.tokens, spawns=one.spawns) if one is not None else None
+        for one in (config.host, config.day)
+    )
+    return Spending(paths.budget_store(home), host=host, day=day) if host or day else None
 
 
 def _swept_ledger(home: Path) -> Ledger | None:
@@ -273,9 +346,15 @@ def _loops(
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return SqliteRunStore(path)
 
+    def open_log() -> "DecisionLog":
+        from .loops.audit import DecisionLog
+
+        return DecisionLog(paths.decision_log(home))
+
     return LoopService(
         open_store,
         runners,
+        open_log=open_log,
         worker=f"rlm-host {os.getpid()}",
         on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
         on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),

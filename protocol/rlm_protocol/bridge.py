@@ -177,6 +177,19 @@ class ChildResult(Reply, frozen=True):
     generation: int
 
 
+class CallTool(Payload, frozen=True):
+    """`tool.call`: run a tool of the client, `await tools.NAME(...)`."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolValue(Reply, frozen=True):
+    """What the tool gave."""
+
+    value: Any
+
+
 class BashFinished(Payload, frozen=True):
     """`bash.finished`: an unobserved background command ended."""
 
@@ -225,6 +238,7 @@ BRIDGE: dict[str, BridgeType] = {
         BridgeType("rlm.delete_subagent", Target, Handle),
         BridgeType("rlm.submit_result", SubmitResult, Submitted),
         BridgeType("rlm.get_result", GetResult, ChildResult),
+        BridgeType("tool.call", CallTool, ToolValue),
         BridgeType("bash.finished", BashFinished, Acknowledged),
         BridgeType("bash.observed", BashObserved, Acknowledged),
         BridgeType("bridge.cancel", CancelRequest, Acknowledged),

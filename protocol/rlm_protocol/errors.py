@@ -305,7 +305,7 @@ class MessageLimit(RlmError):
 
 class PolicyDenied(RlmError):
     code = -31332
-    meaning = "The spawn contract does not allow this."
+    meaning = "The spawn contract, or a person's stop, does not allow this."
 
 
 # --- models and budgets: -314xx -----------------------------------------------------------------
@@ -341,6 +341,16 @@ class ToolUnavailable(RlmError):
     code = -31431
     meaning = "The client that offers this tool is not attached, or did not answer in time."
     retryable = True
+
+
+class ToolFailed(RlmError):
+    code = -31432
+    meaning = "The client ran the tool, and it failed."
+
+
+class ApprovalDenied(RlmError):
+    code = -31433
+    meaning = "A person did not allow this, or nobody decided in time; it was not done."
 
 
 # --- stores and loops: -315xx -------------------------------------------------------------------

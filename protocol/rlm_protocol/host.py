@@ -139,8 +139,17 @@ class ArtifactReadResult(Result, frozen=True):
     data: bytes | None = None
 
 
+Decision = Literal["allow", "deny", "expired", "cancelled"]
+"""How an approval ended. Only `allow` allows."""
+
+
 class ApprovalRequest(Params, frozen=True):
-    """Host -> client: may this happen? The first answer of any attached client wins."""
+    """
+    Host -> client: may this happen? The first answer of any client wins.
+
+    Every client of the session and of its ancestors is asked, again when it attaches. `detail` of a
+    cell is `{code}`, of a spawn `{prompt, options}`, of a tool `{name, arguments}`.
+    """
 
     session_id: str
     approval_id: str
@@ -157,14 +166,19 @@ class ApprovalAnswer(Params, frozen=True):
 
 
 class ApprovalResolved(SessionNotification, frozen=True):
-    """The approval is settled; nobody needs to answer any more."""
+    """The approval is settled; nobody needs to answer any more. Told to all who were asked."""
 
     approval_id: str
-    decision: Literal["allow", "deny", "expired", "cancelled"]
+    decision: Decision
 
 
 class ToolCallRequest(Params, frozen=True):
-    """Host -> client: run one of the client's tools for a cell."""
+    """
+    Host -> client: run one of the client's tools for a cell. It is asked once, and never again.
+
+    The client that declared the tools is asked, else the first that knows this method. The
+    arguments fit the tool's `inputSchema`. `call_id` is the id of the `toolCall` item.
+    """
 
     session_id: str
     call_id: str

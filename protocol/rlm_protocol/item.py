@@ -66,12 +66,19 @@ class CellError(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ToolCall(_Item, frozen=True, kw_only=True, tag="toolCall"):
-    """A call of a client's tool from a cell."""
+    """
+    A call of a client's tool from the cell `cell_id`, or of one that the model made up.
+
+    Of a call that is too long to be shown, arguments and result lie in an artifact, as JSON.
+    """
 
     name: str
     arguments: dict[str, Any]
     result: Any = None
     error: ErrorInfo | None = None
+    cell_id: str | None = None
+    truncated: bool = False
+    artifact: str | None = None
 
 
 class ChildSpawn(_Item, frozen=True, kw_only=True, tag="childSpawn"):

@@ -18,6 +18,8 @@ RESULT_REPR_CHARS = 256 * KIB
 """A result's repr is cut here; `length` then tells the true number of characters."""
 CELLS_REMEMBERED = 1000
 """Sources of the last cells that linecache keeps for tracebacks."""
+KERNEL_MEMORY_MIN_BYTES = 128 * MIB
+"""Smallest memory limit of a kernel: the runtime, its libraries, a reserve for its answers."""
 CELLS_QUEUED = 100
 """Cells that may wait for one kernel before `kernelBusy`."""
 SNAPSHOT_BYTES = 256 * MIB
@@ -48,6 +50,15 @@ CHILDREN_LIVING = 1000
 """Living children of one session: a cell that spawns in an endless loop is stopped here."""
 CONTRACT_SCHEMA_BYTES = 64 * KIB
 RESULT_BYTES = 8 * MIB
+TOOLS_MAX = 128
+"""Tools of a client in one session: all of them are told to the model."""
+TOOL_DESCRIPTION_CHARS = 4096
+TOOL_RESULT_BYTES = 8 * MIB
+"""Of a client's answer to `tool/call`; more belongs into a file."""
+TOOL_CALL_MS = 10 * 60 * 1000
+"""A client that has not answered a `tool/call` by then is told to stop."""
+APPROVAL_MS = 10 * 60 * 1000
+"""What no person has decided by then is denied, never granted."""
 MESSAGE_CHARS = 16_384
 MESSAGES_PENDING = 20
 MESSAGE_BURST = 3

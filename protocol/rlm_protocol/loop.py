@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from .base import Count, Id, IdempotencyKey, Notification, PageSize, Params, Result, Text
+from .base import AtMs, Count, Id, IdempotencyKey, Notification, PageSize, Params, Result, Text
 
 RunStatus = Literal["running", "paused", "completed", "cancelled", "failed"]
 Number = float | Literal["nan", "inf", "-inf"]
@@ -125,10 +125,37 @@ class Run(Result, frozen=True):
     workspace: str
     status: RunStatus
     generation: int
+    max_generations: int | None = None
+    """Null only when this version cannot read the run's configuration."""
     best_reward: Number | None = None
     best_artifact_id: str | None = None
     stopped_reason: str | None = None
     cost: float = 0.0
+
+
+class Provenance(Result, frozen=True):
+    """
+    What code a run was submitted or claimed with.
+
+    `commit` is that of the Git working tree the code lies in, `dirty_digest` is of all that differs
+    from it there (null: nothing does). Where `unknown` is not null, it says why they could not be
+    read. `packages_digest` is of the names and versions of all installed distributions.
+    """
+
+    commit: str | None
+    dirty_digest: str | None
+    unknown: str | None
+    interpreter: str
+    packages_digest: str
+
+
+class LoopClaim(Result, frozen=True):
+    """A worker that took the run. Workers of Temporal take no runs and are not told of."""
+
+    token: int
+    worker: str
+    at_ms: AtMs
+    provenance: Provenance
 
 
 class RunResult(Result, frozen=True):
@@ -146,10 +173,42 @@ class LoopReportParams(Params, frozen=True):
 
 
 class LoopReportResult(Result, frozen=True):
-    """`next_after` is null on the last page."""
+    """
+    `next_after` is null on the last page.
+
+    `provenance` is of the submission; `claims` are those that came before the page's last
+    generation and after the page before, on the last page all that are left.
+    """
 
     run: Run
     generations: tuple[LoopGeneration, ...]
+    next_after: int | None = None
+    provenance: Provenance | None = None
+    claims: tuple[LoopClaim, ...] = ()
+
+
+class LoopDecisionsParams(Params, frozen=True):
+    """Read the decision log in the order of its writing, of one run or of all, a page at a time."""
+
+    run_id: Id | None = None
+    after: Count = 0
+    limit: PageSize = 200
+
+
+class LoopDecision(Result, frozen=True):
+    """One row (seed: loop-kernel, Audit); `id` is the same however often it was written."""
+
+    id: str
+    kind: str
+    run_id: str
+    generation: int
+    decision: dict[str, Any]
+
+
+class LoopDecisionsResult(Result, frozen=True):
+    """`next_after` is null on the last page."""
+
+    decisions: tuple[LoopDecision, ...]
     next_after: int | None = None
 
 

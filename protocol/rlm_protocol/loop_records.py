@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .loop import Number, RunStatus, Step
+from .loop import Number, Provenance, RunStatus, Step
 
 Action = Literal["accept", "reject", "defer", "rollback", "stop"]
 VerdictKind = Literal["allow", "defer", "error", "rollback", "deny", "stop"]
@@ -198,7 +198,8 @@ class Submitted(_Event, frozen=True, tag="submitted"):
     """
     The first event. `seed_root` is the run id that seeds are made from: a fork keeps its parent's.
 
-    `steps` is None when only the submitter's process can run them.
+    `steps` is None when only the submitter's process can run them. `provenance` is the submitter's
+    and makes the run no other one.
     """
 
     config: LoopConfig
@@ -206,6 +207,14 @@ class Submitted(_Event, frozen=True, tag="submitted"):
     parent: str | None = None
     forked_at: int | None = None
     steps: Steps | None = None
+    provenance: Provenance | None = None
+
+
+class Claimed(_Event, frozen=True, tag="claimed"):
+    """A worker has taken the run, with this code. Written in the claim's own transaction."""
+
+    worker: str
+    provenance: Provenance
 
 
 class StepFailed(_Event, frozen=True, tag="step_failed"):
@@ -233,7 +242,8 @@ class GenerationDone(_Event, frozen=True, tag="step"):
     """
     A complete generation: written after apply or rollback has returned.
 
-    `applied` says whether an apply or rollback callable was called for it.
+    `applied` says whether an apply or rollback callable was called for it, `apply_cost` what it
+    has charged beyond the decision's cost.
     """
 
     generation: int
@@ -242,6 +252,7 @@ class GenerationDone(_Event, frozen=True, tag="step"):
     span_id: str | None
     verdicts: tuple[GateVerdict, ...]
     observation: ObservationRecord
+    apply_cost: float = 0.0
 
 
 class Controlled(_Event, frozen=True, tag="control"):
@@ -258,7 +269,7 @@ class Completed(_Event, frozen=True, tag="completed"):
     reason: str
 
 
-Event = Submitted | StepFailed | Intent | GenerationDone | Controlled | Completed
+Event = Submitted | Claimed | StepFailed | Intent | GenerationDone | Controlled | Completed
 
 
 def key_of(event: Event, token: int) -> str:
@@ -275,6 +286,8 @@ def key_of(event: Event, token: int) -> str:
         case StepFailed(generation=n, phase=phase, attempt=k):
             suffix = "" if phase == "step" else f":{phase}"
             return f"step_failed:{n}:{token}:{k}{suffix}"
+        case Claimed():
+            return f"claim:{token}"
         case Controlled(action=action):
             return f"control:{token}:{action}"
         case _:

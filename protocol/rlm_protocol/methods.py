@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from . import agent, host, item, loop, model, repl, session, turn, usage
+from . import agent, config, host, item, loop, model, repl, session, turn, usage
 from . import errors as e
 from .base import Empty, NoParams, Notification, Params, Result, SessionNotification
 
@@ -49,6 +49,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SESSION = (e.SessionNotFound, e.SessionLeased, e.SessionClosed)
+_FILE = (e.StoreUnavailable,)
 _STORE = (e.StoreFull, e.StoreUnavailable, e.StoreCorrupt)
 _KERNEL = (*_SESSION, e.KernelDied, e.KernelBusy, e.KernelUnavailable)
 _RUN = (e.RunNotFound, e.StoreFull, e.StoreBusy, e.StoreUnavailable, e.StoreCorrupt)
@@ -198,9 +199,17 @@ METHODS: dict[str, Method] = {
             *_KERNEL,
             e.SnapshotFailed,
         ),
+        _m(
+            "repl/snapshots",
+            session.SessionParams,
+            repl.ReplSnapshotsResult,
+            "session",
+            *_SESSION,
+            *_FILE,
+        ),
         _w(
             "repl/restore",
-            session.SessionMutateParams,
+            repl.ReplRestoreParams,
             repl.ReplRestoreResult,
             "kernel",
             *_KERNEL,
@@ -271,6 +280,16 @@ METHODS: dict[str, Method] = {
             e.ThinkingUnsupported,
         ),
         _m("auth/state", NoParams, model.AuthStateResult, "host"),
+        _m("config/read", NoParams, config.ConfigResult, "host", e.ConfigInvalid, *_FILE),
+        _w(
+            "config/write",
+            config.ConfigWriteParams,
+            config.ConfigResult,
+            "host",
+            e.ConfigInvalid,
+            e.Conflict,
+            *_FILE,
+        ),
         _m(
             "artifact/read",
             host.ArtifactReadParams,
@@ -294,6 +313,7 @@ METHODS: dict[str, Method] = {
         _w("loop/pause", loop.RunControlParams, loop.RunResult, "run", *_RUN),
         _w("loop/resume", loop.RunControlParams, loop.RunResult, "run", *_RUN),
         _m("loop/report", loop.LoopReportParams, loop.LoopReportResult, "run", *_RUN),
+        _m("loop/decisions", loop.LoopDecisionsParams, loop.LoopDecisionsResult, "run", *_RUN[1:]),
         _m("loop/snapshot", loop.RunParams, loop.LoopSnapshotResult, "run", *_RUN),
         _m("loop/list", loop.LoopListParams, loop.LoopListResult, "host", *_RUN[1:]),
         _w("loop/fork", loop.LoopForkParams, loop.RunResult, "run", *_RUN, e.Conflict),
@@ -310,6 +330,17 @@ METHODS: dict[str, Method] = {
         _m("loop/apply", loop.LoopApplyRequest, Empty, "run", direction="host"),
     )
 }
+
+RESERVED = frozenset(
+    f"{noun}/{verb}"
+    for noun, verbs in {
+        "goal": ("set", "get", "clear", "complete", "pause", "resume"),
+        "schedule": ("add", "list", "cancel", "pause", "resume"),
+        "harness": ("list", "apply", "rollback"),
+    }.items()
+    for verb in verbs
+)
+"""Names that later revisions give a meaning to: `unsupported` until then, never `unknown`."""
 
 EVENTS: dict[str, Event] = {
     row.name: row

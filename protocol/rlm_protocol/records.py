@@ -22,6 +22,7 @@ from .child import ChildRecord as ChildRecord
 from .child import ChildStatusChanged as ChildStatusChanged
 from .child import ChildUsageAttributed as ChildUsageAttributed
 from .framing import UNDECODABLE, decode_error
+from .host import Decision
 from .item import Item
 from .record import Record as _Record
 from .session import Budget, SessionOptions, Thinking
@@ -51,12 +52,19 @@ class ParentLink(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class ForkOrigin(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Where a fork's records come from and what became of the kernel."""
+    """
+    Where a fork's records come from and what became of the kernel.
+
+    `restored`: the fork's first cell finds the names of `snapshot`, the newest at or before its
+    turn, taken after the cell `item_id`. `lost`: there was a kernel, and no such snapshot is kept.
+    """
 
     session_id: str
     turn_id: str | None
     seq: int
     kernel: Literal["restored", "none", "lost"] = "none"
+    snapshot: str | None = None
+    item_id: str | None = None
 
 
 class SessionOpened(_Record, frozen=True, kw_only=True, tag="session_opened"):
@@ -219,6 +227,41 @@ class CellStarted(_Record, frozen=True, tag="cell_started"):
     call_id: str | None = None
 
 
+class ToolCallStarted(_Record, frozen=True, tag="tool_call_started"):
+    """A client is asked to run a tool for a cell. It is never asked a second time."""
+
+    item_id: str
+    name: str
+    arguments: dict[str, Any]
+    cell_id: str | None = None
+    turn_id: str | None = None
+    artifact: str | None = None
+    """Holds the arguments when they are too long for a record."""
+
+
+class ApprovalAsked(_Record, frozen=True, tag="approval_asked"):
+    """
+    Something waits for a person. `detail` is what was shown, None when it is too long for a record.
+
+    One that nothing follows was cut off by a crash: it is closed as cancelled, nothing was done.
+    """
+
+    approval_id: str
+    what: Literal["cell", "spawn", "tool"]
+    expires_at_ms: int
+    detail: dict[str, Any] | None = None
+    turn_id: str | None = None
+    cell_id: str | None = None
+
+
+class ApprovalSettled(_Record, frozen=True, tag="approval_settled"):
+    """It was decided, or need not be any more. Nothing is done before this is durable."""
+
+    approval_id: str
+    decision: Decision
+    reason: str | None = None
+
+
 class ItemCompleted(_Record, frozen=True, tag="item_completed"):
     """
     An item as it will stay.
@@ -315,12 +358,17 @@ class KernelStarted(_Record, frozen=True, tag="kernel_started"):
 
 
 class SnapshotTaken(_Record, frozen=True, tag="snapshot_taken"):
-    """The namespace lies in the session's kernel state, as it was after the cell `item_id`."""
+    """
+    The namespace lies in the session's kernel state, as it was after the cell `item_id`.
+
+    `snapshot` finds the payload while it is kept; `skipped` names are not in it.
+    """
 
     item_id: str | None
     saved: int
     skipped: tuple[str, ...] = ()
     size_bytes: int = 0
+    snapshot: str = ""
 
 
 class UsageRecorded(_Record, frozen=True, tag="usage_recorded"):
@@ -346,6 +394,9 @@ Record = (
     | ProviderOutcome
     | ProviderFailed
     | CellStarted
+    | ToolCallStarted
+    | ApprovalAsked
+    | ApprovalSettled
     | ItemCompleted
     | TurnCompleted
     | ContextCompacted

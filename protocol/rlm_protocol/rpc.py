@@ -15,6 +15,7 @@ from .errors import InvalidRequest, MalformedFrame, Overloaded, RlmError, to_jso
 from .framing import UNDECODABLE, decode_error
 
 Id = int | str
+_ID_TYPES = (int, str)
 
 
 class RequestReceived(msgspec.Struct, frozen=True):
@@ -59,9 +60,34 @@ class _Wire(msgspec.Struct):
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class _Sent(msgspec.Struct, tag_field="jsonrpc", tag="2.0"):
+    """What every message of ours begins with."""
+
+
+class _Request(_Sent, tag="2.0"):
+    id: Id
+    method: str
+    params: object
+
+
+class _Notification(_Sent, tag="2.0"):
+    method: str
+    params: object
+
+
+class _Result(_Sent, tag="2.0"):
+    id: Id
+    result: object
+
+
+class _Error(_Sent, tag="2.0"):
+    id: Id | None
+    error: dict[str, Any]
+
+
 _decode = msgspec.json.Decoder(_Wire).decode
 _decode_error = msgspec.json.Decoder(dict[str, Any]).decode
-_encode_any = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 EMPTY, NULL = msgspec.Raw(b"{}"), msgspec.Raw(b"null")
 
 
@@ -89,7 +115,7 @@ class RpcPeer:
         """Open a request of ours. Returns its id and the bytes to send."""
         id_, self._next_id = self._next_id, self._next_id + 1
         self._ours.add(id_)
-        return id_, _encode(id=id_, method=method, params=params)
+        return id_, _encode(_Request(id_, method, params))
 
     def forget(self, id_: Id) -> None:
         """Give up on a request of ours: its late answer is swallowed, not a violation."""
@@ -99,7 +125,7 @@ class RpcPeer:
 
     def notify(self, method: str, params: object) -> bytes:
         """Give the bytes of a notification."""
-        return _encode(method=method, params=params)
+        return _encode(_Notification(method, params))
 
     def respond(self, id_: Id, result: object) -> bytes:
         """
@@ -107,13 +133,13 @@ class RpcPeer:
 
         A result that JSON cannot carry raises TypeError or ValueError, and the request stays open.
         """
-        body = _encode(id=id_, result=result)
+        body = _encode(_Result(id_, result))
         self._theirs.remove(id_)
         return body
 
     def fail(self, id_: Id, error: RlmError) -> bytes:
         """Refuse a request of theirs. Raises as `respond` does."""
-        body = _encode(id=id_, error=to_jsonrpc(error))
+        body = refusal(error, id_)
         self._theirs.remove(id_)
         return body
 
@@ -127,8 +153,8 @@ class RpcPeer:
             if _is_json(frame):
                 return _violation(InvalidRequest("A message is one JSON object; no batches."))
             return _violation(MalformedFrame(reason=decode_error(why)))
-        is_answer = wire.method is msgspec.UNSET
         id_ = wire.id
+        is_answer = wire.method is msgspec.UNSET
         if is_answer and (wire.error is not msgspec.UNSET or wire.result is not msgspec.UNSET):
             return self._answered(wire)
         known_id = id_ if _valid_id(id_) else None
@@ -175,7 +201,7 @@ class RpcPeer:
 
 
 def _valid_id(id_: object) -> bool:
-    return isinstance(id_, int | str) and not isinstance(id_, bool)
+    return type(id_) in _ID_TYPES
 
 
 def _is_json(frame: bytes) -> bool:
@@ -186,9 +212,10 @@ def _is_json(frame: bytes) -> bool:
     return True
 
 
+def refusal(error: RlmError, id_: Id | None = None) -> bytes:
+    """Give the bytes of a refusal; without an id, of what could not be read as a request."""
+    return _encode(_Error(id_, to_jsonrpc(error)))
+
+
 def _violation(error: RlmError, id_: Id | None = None) -> Violation:
-    return Violation(str(error), reply=_encode(id=id_, error=to_jsonrpc(error)))
-
-
-def _encode(**fields: object) -> bytes:
-    return _encode_any({"jsonrpc": "2.0", **fields})
+    return Violation(str(error), reply=refusal(error, id_))

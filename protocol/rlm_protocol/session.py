@@ -1,6 +1,8 @@
 """Sessions: what a client creates, reads, resumes and ends."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from .base import (
     AtMs,
@@ -16,6 +18,7 @@ from .base import (
     Text,
 )
 from .item import Item
+from .limits import KERNEL_MEMORY_MIN_BYTES, TOOL_DESCRIPTION_CHARS, TOOLS_MAX
 from .usage import Usage
 
 SessionStatus = Literal["idle", "running", "completed", "error", "cancelled", "deleted", "queued"]
@@ -30,15 +33,25 @@ class KernelRecipe(Params, frozen=True):
     python: str | None = None
     launcher: tuple[str, ...] | None = None
     sandbox: Literal["workspace"] | None = None
+    """A launcher of the host's own. Where it cannot be had no kernel is started."""
+    network: bool | None = None
+    """Lets a sandbox reach the network; off by default."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=KERNEL_MEMORY_MIN_BYTES)] | None = None
+    """What the kernel's processes may use together."""
     env: dict[str, str] | None = None
     """Variables for the kernel. Values are used, never journaled: the journal holds the names."""
 
 
 class ClientTool(Params, frozen=True):
-    """A function of the client that a cell can await as `tools.NAME(...)`."""
+    """
+    A function of the client that a cell can await as `tools.NAME(...)`.
+
+    `name` is a Python identifier that does not begin with `_`. `input_schema` is JSON Schema, draft
+    2020-12, of an object: the keyword arguments. It has no remote references and 64 KiB at most.
+    """
 
     name: Name
-    description: str
+    description: Annotated[str, msgspec.Meta(max_length=TOOL_DESCRIPTION_CHARS)]
     input_schema: dict[str, Any]
 
 
@@ -52,27 +65,48 @@ class Budget(Params, frozen=True):
 
 
 class Approvals(Params, frozen=True):
-    """What waits for a person."""
+    """
+    What waits for a person: cells of the model, spawns and tool calls of cells.
+
+    A client's own `repl/execute` and `agent/spawn` wait for nobody.
+    """
 
     cells: Ask = "never"
     spawns: Ask = "never"
     tools: Ask = "never"
 
 
+OnDetach = Literal["stop", "finish", "keep"]
+"""
+What becomes of a session and its children when nobody is attached any more.
+
+`stop` ends it, `finish` ends it when nothing of it runs any more, `keep` lets it go on.
+"""
+
+
 class SessionOptions(Params, frozen=True):
-    """Typed options of a session: in its journal header, inherited by children field by field."""
+    """
+    Typed options of a session: in its journal header, inherited by children field by field.
+
+    Tools are not inherited: a spawn names those that its child gets.
+    """
 
     recipe: KernelRecipe | None = None
     instructions: str | None = None
-    tools: tuple[ClientTool, ...] | None = None
+    tools: Annotated[tuple[ClientTool, ...], msgspec.Meta(max_length=TOOLS_MAX)] | None = None
     budget: Budget | None = None
     approvals: Approvals | None = None
-    on_detach: Literal["stop", "finish", "keep"] | None = None
+    on_detach: OnDetach | None = None
+    """Default: `stop` on a host that a client spawned, `keep` on one that serves a socket."""
     labels: dict[str, str] | None = None
 
 
 class Session(Result, frozen=True):
-    """What a client sees of a session."""
+    """
+    What a client sees of a session.
+
+    `options` are as they are now, without the values of variables; null in a list.
+    """
 
     id: str
     name: str
@@ -95,6 +129,7 @@ class Session(Result, frozen=True):
     archived: bool = False
     usage: Usage = Usage()
     active_turn_id: str | None = None
+    options: SessionOptions | None = None
 
 
 class SessionCreateParams(Params, frozen=True):
@@ -227,7 +262,7 @@ class SessionTreeResult(Result, frozen=True):
 
 
 class SessionCreated(SessionNotification, frozen=True):
-    """A session appeared."""
+    """A root session appeared; told to every client of the host but the one that created it."""
 
     session: Session
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import harness
     from ._bash import BashHandle, BashResult, bash
-    from ._bridge import HostError
+    from ._bridge import ApprovalDenied, HostError, ToolError
     from .handles import (
         RLMModel,
         RLMSubagent,
@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ApprovalDenied",
     "BashHandle",
     "BashResult",
     "HostError",
     "RLMModel",
     "RLMSubagent",
+    "ToolError",
     "bash",
     "delete_subagent",
     "family",
@@ -53,7 +55,10 @@ __all__ = [
     "submit_result",
 ]
 
-_MODULES = {"HostError": "_bridge", "BashHandle": "_bash", "BashResult": "_bash", "bash": "_bash"}
+_MODULES = {
+    **dict.fromkeys(("ApprovalDenied", "HostError", "ToolError"), "_bridge"),
+    **dict.fromkeys(("BashHandle", "BashResult", "bash"), "_bash"),
+}
 
 
 class _Callable(ModuleType):

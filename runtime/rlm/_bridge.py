@@ -10,7 +10,8 @@ import itertools
 import math
 from typing import Any
 
-from rlm_protocol.errors import TABLE, HostLost
+from rlm_protocol.errors import TABLE, HostLost, ToolFailed, ToolUnavailable
+from rlm_protocol.errors import ApprovalDenied as ApprovalRefused
 from rlm_protocol.kernel import UNSET, HostRequest
 from rlm_protocol.limits import KERNEL_FRAME_BYTES
 
@@ -34,6 +35,21 @@ class HostError(RuntimeError):
         self.data: dict[str, Any] = data if isinstance(data, dict) else {}
         row = TABLE.get(code) if code is not None else None
         self.kind = str(self.data.get("kind") or (row.kind if row else ""))
+
+
+class ToolError(HostError):
+    """A tool of the client failed, or no client could run it (`kind` `toolUnavailable`)."""
+
+
+class ApprovalDenied(HostError):
+    """A person did not allow this, or nobody decided in time; it was not done."""
+
+
+_CLASSES: dict[int | None, type[HostError]] = {
+    ApprovalRefused.code: ApprovalDenied,
+    ToolFailed.code: ToolError,
+    ToolUnavailable.code: ToolError,
+}
 
 
 class Bridge:
@@ -125,11 +141,9 @@ def _open(reply: dict[str, Any]) -> Any:
         return reply.get("result")
     if status == "error":
         code = reply.get("code")
-        raise HostError(
-            str(reply.get("error") or "the host gave no reason"),
-            code if isinstance(code, int) else None,
-            reply.get("data"),
-        )
+        code = code if isinstance(code, int) else None
+        said = str(reply.get("error") or "the host gave no reason")
+        raise _CLASSES.get(code, HostError)(said, code, reply.get("data"))
     raise HostError(f"the host's answer has the unknown status {status!r}")
 
 

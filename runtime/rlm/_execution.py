@@ -7,6 +7,7 @@ A cell that does not await needs no task. What is left to say of it (output, res
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +20,7 @@ from . import _capture, _cells, _frames, _protect
 from ._cells import Failure
 
 if TYPE_CHECKING:
+    from ._limits import Memory
     from ._runtime import Runtime
 
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
@@ -29,9 +31,11 @@ class Execution:
     """Runs requests for a runtime, and holds what lasts from cell to cell."""
 
     def __init__(self, runtime: "Runtime") -> None:
-        self.namespace: dict[str, Any] = _cells.new_main().__dict__
+        self.main = _cells.new_main()
+        self.namespace: dict[str, Any] = self.main.__dict__
         self.context = copy_context()
         """Of all cells, so that a context variable set by one is seen by the next."""
+        self.memory = _memory_limit()
         self.forked = False
         self._runtime = runtime
         self._wire = runtime.wire
@@ -45,6 +49,12 @@ class Execution:
         self._json_id = b"null"
         self._after: list[Callable[[], None]] = []
 
+    def inherit(self, origin: "Execution") -> None:
+        """Go on with the names of another kernel's, of which this process is a fork."""
+        self.namespace, self.context = origin.namespace, origin.context.copy()
+        self._sources, self._cells = origin._sources, origin._cells
+        self.main = sys.modules["__main__"] = origin.main
+
     def after_cell(self, hook: Callable[[], None]) -> None:
         """Have `hook` called after each `done`."""
         self._after.append(hook)
@@ -52,6 +62,8 @@ class Execution:
     def begin(self, request: Serial, json_id: bytes) -> None:
         """Run a request to its `done`; a cell that awaits goes on as a task."""
         self._id, self._json_id = request.id, json_id
+        if self.memory is not None:
+            self.memory.cell()
         parked = self._interrupter.begin(request.id)
         self._runtime.streams.install()
         _protect.mend(self._runtime.channels.pipes)
@@ -136,6 +148,8 @@ class Execution:
 
         A `done` that is given reports what has been done already; an interrupt comes too late.
         """
+        if self.memory is not None:
+            self.memory.answer()
         if failure is not None:
             last = self._error(*self._described(failure))
         elif done is None:
@@ -150,6 +164,8 @@ class Execution:
         self._wire.finish(self._json_id, written + last)
         for hook in self._after:
             hook()
+        if self.memory is not None:
+            self.memory.idle()
 
     def _error(self, ename: str, evalue: str, traceback: list[str]) -> bytes:
         frame = _frames.error(self._id, ename, evalue, traceback)
@@ -162,6 +178,14 @@ class Execution:
             return _cells.describe(error)
         finally:
             del error
+
+
+def _memory_limit() -> "Memory | None":
+    if "RLM_MEMORY_BYTES" not in os.environ:
+        return None
+    from . import _limits
+
+    return _limits.from_environment()
 
 
 def _end_fork(value: Any) -> NoReturn:

@@ -12,7 +12,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from . import _linux
@@ -37,7 +37,7 @@ class Channels(NamedTuple):
     guard_pid: int
 
 
-def split(*, control: int | None, owner: int) -> Channels:
+def split(*, control: int | None, owner_fd: int | None, private: Sequence[int] = ()) -> Channels:
     """
     Fork. The child returns as the kernel; the parent becomes its guard and never returns.
 
@@ -46,7 +46,8 @@ def split(*, control: int | None, owner: int) -> Channels:
 
     Args:
         control: a SOCK_SEQPACKET fd of the host, or None; the guard owns it.
-        owner: pid of the process whose end ends the kernel; 0 when it cannot be seen from here.
+        owner_fd: pidfd of the process whose end ends the kernel; None when there is none to be had.
+        private: what the kernel alone keeps.
     """
     requests, events = high_fd(0, close=False), high_fd(1, close=False)
     pipes = [os.pipe() for _ in NAMES]
@@ -56,9 +57,6 @@ def split(*, control: int | None, owner: int) -> Channels:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    owner_fd = _linux.pidfd(owner)
-    if owner and os.getppid() != owner:
-        os._exit(125)  # the owner was gone before it could be watched
     _linux.become_subreaper()
     me = os.getpid()
     pid = os.fork()
@@ -76,9 +74,18 @@ def split(*, control: int | None, owner: int) -> Channels:
         os.dup2(2, 1)
         return Channels(requests, events, reads, writes, page, me)
     os.dup2(0, 1)
-    for fd in writes:
+    for fd in (*writes, *private):
         os.close(fd)
     _Guard(pid, control, owner_fd, requests, _Pump(reads, events, page)).run()
+
+
+def watch_parent() -> int | None:
+    """Give a pidfd of the process that started this one, or None; ends when it is gone already."""
+    owner = os.getppid()
+    owner_fd = _linux.pidfd(owner)
+    if os.getppid() != owner:
+        os._exit(125)
+    return owner_fd
 
 
 def capture(channels: Channels) -> None:
@@ -92,7 +99,7 @@ class _Pump:
 
     def __init__(self, reads: tuple[int, int], events: int, page: Page) -> None:
         self._reads = dict(zip(reads, range(2), strict=True))
-        self._events = events
+        self.events = events
         self._page = page
         self._quote: Callable[[str], bytes] = _quote
         self._deaf = False  # the host's end is gone: read on, so that no cell blocks
@@ -147,7 +154,7 @@ class _Pump:
         view = memoryview(frame)
         while view and not self._deaf:
             try:
-                view = view[os.write(self._events, view) :]
+                view = view[os.write(self.events, view) :]
             except OSError:
                 self._deaf = True
 
@@ -200,7 +207,10 @@ class _Guard:
         self._owner_fd = owner_fd
         self._requests = requests
         self._pump = pump
+        self._in_band = control is None and os.environ.get("RLM_CONTROL") == "in-band"
         self._code: int | None = None
+        self._memory_bytes: int | None = None
+        self._out_of_memory = False
 
     def run(self) -> NoReturn:
         """Watch until the kernel, its owner or an order ends the tree; then end as it ended."""
@@ -222,6 +232,12 @@ class _Guard:
         kernel_fd = _linux.pidfd(self._kernel)
         self._tell(b"pid %d" % self._kernel)
         self._pump.start()
+        if self._in_band:
+            from . import _inband
+
+            ring = (self._requests, lambda: self._signal_kernel(_signal.SIGINT))
+            _thread.start_new_thread(_inband.ring_for_unread, ring)
+        self._limit_memory(os.environ.get("RLM_MEMORY_BYTES", ""))
         poller = select.poll()
         for fd in (self._owner_fd, kernel_fd, self._control, woken):
             if fd is not None:
@@ -258,7 +274,22 @@ class _Guard:
             self._signal_kernel(_signal.SIGINT)
         elif order == b"term":
             self._signal_kernel(_signal.SIGTERM)
+        elif order.startswith(b"memory "):
+            self._limit_memory(order[7:].decode("ascii", "replace"))
         return order in (b"kill", b"")  # an empty read: the host's end is gone
+
+    def _limit_memory(self, text: str) -> None:
+        """Watch what the tree holds. The host says the limit too: a fork of a template needs it."""
+        if not text.isdecimal() or self._memory_bytes is not None:
+            return
+        from . import _limits
+
+        self._memory_bytes = int(text)
+        _thread.start_new_thread(_limits.watch, (self._memory_bytes, self._too_much))
+
+    def _too_much(self) -> None:
+        self._out_of_memory = True
+        self._signal_kernel(_signal.SIGKILL)
 
     def _forward(self, number: int, _frame: object) -> None:
         if number != _signal.SIGHUP:
@@ -289,7 +320,13 @@ class _Guard:
 
     def _leave(self) -> NoReturn:
         code = self._code if self._code is not None else -_signal.SIGKILL
+        if self._out_of_memory:
+            self._tell(b"oom")
         self._tell(b"exit %d" % code)
+        if self._in_band:
+            from . import _inband
+
+            _inband.say_exit(self._pump.events, code, out_of_memory=self._out_of_memory)
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)
@@ -323,9 +360,16 @@ def control_from_environment() -> int | None:
         return None
     try:
         fd = int(text)
-        os.fstat(fd)
+        if not _is_socket(fd):  # a launcher that closes what it inherits may open others
+            raise ValueError
     except (ValueError, OSError):
-        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open file descriptor; it is ignored.\n")
+        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open socket; it is ignored.\n")
         return None
     os.set_inheritable(fd, False)
     return fd
+
+
+def _is_socket(fd: int) -> bool:
+    import _stat
+
+    return bool(_stat.S_ISSOCK(os.fstat(fd).st_mode))

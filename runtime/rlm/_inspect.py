@@ -185,7 +185,7 @@ def _describe(path: str, value: Any) -> str:
         value = value.__func__
     kind = type(value)
     if kind is types.FunctionType:
-        head = f"{_def(value)} {name}{signature(value)}"
+        head = f"{_def(value)} {name}{_declared(value) or signature(value)}"
     elif kind in (
         types.BuiltinFunctionType,
         types.MethodDescriptorType,
@@ -203,6 +203,12 @@ def _describe(path: str, value: Any) -> str:
 
 def _def(function: types.FunctionType) -> str:
     return "async def" if function.__code__.co_flags & 0x80 else "def"
+
+
+def _declared(function: types.FunctionType) -> str | None:
+    """Give the signature that a function says it has; only the tools of a client say so."""
+    text = function.__dict__.get("__text_signature__")
+    return text if type(text) is str else None
 
 
 def signature(function: types.FunctionType) -> str:

@@ -11,15 +11,29 @@ RUNTIME_NAMES = frozenset(
 )
 """Bound by the host's bootstrap or by shells of other systems: never listed, saved or restored."""
 
+SKILLS: set[str] = set()
+"""Names of the skills that the host has bound: as little the user's."""
+
 
 def is_users(name: object) -> bool:
     """Tell whether the user made this name."""
-    return type(name) is str and not name.startswith("_") and name not in RUNTIME_NAMES
+    return (
+        type(name) is str
+        and not name.startswith("_")
+        and name not in RUNTIME_NAMES
+        and name not in SKILLS
+    )
 
 
 def user_names(namespace: dict[str, Any]) -> list[str]:
     """Give the user's names in the order in which they were bound."""
-    return [name for name in list(namespace) if is_users(name)]
+    return [name for name in list(namespace) if is_users(name) and not _is_tools(name, namespace)]
+
+
+def _is_tools(name: str, namespace: dict[str, Any]) -> bool:
+    """Tell the client's tools from a variable of the user that has their name."""
+    module = sys.modules.get("rlm._tools")
+    return name == "tools" and module is not None and type(namespace.get(name)) is module.Tools
 
 
 @contextmanager

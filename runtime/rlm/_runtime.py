@@ -70,6 +70,9 @@ class Runtime:
         self.interrupter.install()
         _protect.protect([*self.wire.own_fds, *self.inbox.own_fds, *loop_fds])
         _protect.protect([*channels.captured, *channels.pipes])
+        if self.execution.memory is not None:
+            for watch in (self._watch, self._flusher):
+                watch.wake()  # a full kernel could not start their threads
         self._use()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -102,6 +105,11 @@ class Runtime:
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def cancel_tasks(self) -> None:
+        """Cancel every task that cells left behind."""
+        for task in tuple(self._tasks):
+            task.cancel()
 
     def _readable(self) -> None:
         self._failures = 0
@@ -236,6 +244,13 @@ class Runtime:
 
         done = _inspect.answer(request, self.namespace)
         self.wire.put(_frames.done(msgspec.structs.replace(done, nonce=self.nonce)))
+
+    # --- branches ---------------------------------------------------------------------------------
+
+    def stop_threads(self) -> None:
+        """Come down to one thread; ours start again when there is something to watch."""
+        self._watch.stop()
+        self._flusher.stop()
 
     # --- the end ----------------------------------------------------------------------------------
 

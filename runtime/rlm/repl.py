@@ -6,7 +6,7 @@ Also what cells may import from here: `emit`, `host_request`, `is_active`.
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 FEATURES = ("silent", "complete", "inspect", "detail", "length", "nonce")
 
@@ -39,18 +39,25 @@ def is_active() -> bool:
 
 
 def main() -> None:
-    """Run a kernel on stdin and stdout. Does not return in the kernel nor in its guard."""
+    """Run a kernel on stdin and stdout, or a template of kernels. Never returns."""
     # Cells say `from rlm.repl import emit`; without this line they would load a second, deaf copy.
     sys.modules["rlm.repl"] = sys.modules["__main__"]
     vars(sys.modules["rlm"])["repl"] = sys.modules["__main__"]
-    from . import _guard
+    from . import _codec, _guard
 
-    channels = _guard.split(control=_guard.control_from_environment(), owner=os.getppid())
+    if "RLM_TEMPLATE_FD" in os.environ:
+        _codec.load()
+        from . import _template
+
+        channels = _template.serve()
+    else:
+        control = _guard.control_from_environment()
+        channels = _guard.split(control=control, owner_fd=_guard.watch_parent())
     start(channels)
 
 
-def start(channels: Any) -> None:
-    """Say `ready` on the channels, load what is slow, serve."""
+def start(channels: Any, origin: Any = None) -> NoReturn:
+    """Say `ready` on the channels, load what is slow, serve; with the names of `origin`."""
     from . import _codec, _guard
 
     nonce = os.urandom(8).hex()
@@ -59,7 +66,7 @@ def start(channels: Any) -> None:
     _codec.load()
     from ._boot import serve
 
-    serve(channels, nonce)
+    serve(channels, nonce, origin)
 
 
 def _ready(nonce: str) -> bytes:

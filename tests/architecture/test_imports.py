@@ -33,15 +33,17 @@ THIRD_PARTY = {
         "rlm_host",
         "rlm_protocol",
         "temporalio",
+        "tomlkit",
     },
 }
 ONLY_IN = {
+    "tomlkit": "config_file.py",
     "pygls": "rpc",
     "lsprotocol": "rpc",
     "pydantic": "models",
     "pydantic_ai": "models",
     "genai_prices": "models",
-    "apsw": ("loops", "sessions", "children", "continuity"),
+    "apsw": ("loops", "sessions", "children", "continuity", "sqlite_file.py"),
     "psycopg": "loops",
     "psycopg_pool": "loops",
     "temporalio": "loops",
@@ -51,7 +53,8 @@ ONLY_IN = {
 """A heavy library is known in one folder of the host only."""
 
 MAY_IMPORT_FOLDER = {
-    "faces": {"rpc", "children", "continuity", "loops", "sessions", "kernels", "models"},
+    "faces": {"client", "rpc", "children", "continuity", "loops", "sessions", "kernels", "models"},
+    "client": {"rpc"},
     "rpc": {"children", "continuity", "loops", "sessions", "kernels", "models", "processes"},
     "children": {"sessions", "kernels", "models", "processes"},
     "continuity": {"sessions", "kernels", "models", "processes"},
@@ -65,6 +68,9 @@ MAY_IMPORT_FOLDER = {
 
 PURE = (
     "protocol/rlm_protocol/*.py",
+    "host/rlm_host/sessions/json_schema.py",
+    "host/rlm_host/client/attachments.py",
+    "host/rlm_host/client/open_items.py",
     "host/rlm_host/sessions/state.py",
     "host/rlm_host/kernels/lifecycle.py",
     "host/rlm_host/children/admission.py",

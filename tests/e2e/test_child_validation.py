@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlm_host.children import validation
 from rlm_host.children.validation import Validation
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
+from rlm_host.sessions import checking
 from rlm_protocol.child import ResultContract
 from rlm_protocol.errors import ResultInvalid
 from support.processes import my_children
@@ -34,7 +34,7 @@ async def test_patterns_are_checked_beside_the_host(tmp_path: Path) -> None:
 async def test_a_pattern_without_end_is_stopped_and_the_host_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "TIME_MS", 1_500)
+    monkeypatch.setattr(checking, "TIME_MS", 1_500)
     ticks = 0
 
     async def tick() -> None:

@@ -19,5 +19,5 @@ def test_a_program_owns_a_host_in_twenty_lines(tmp_path: Path) -> None:
         timeout=DEADLINE_S,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "21 completed\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "21 completed [scripted] 42\n", "")
     assert len(EXAMPLE.read_text().splitlines()) <= 20

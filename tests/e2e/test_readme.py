@@ -97,7 +97,7 @@ def test_toml_is_a_configuration_or_a_language(where: str, text: str, tmp_path: 
         (tmp_path / "language.toml").write_text(text)
         assert Language(tmp_path / "language.toml").names
         return
-    settings = config.parse(tomllib.loads(text), base_dir=tmp_path, name=where)
+    settings = config.parse(tomllib.loads(text), source=tmp_path / where)
     assert read_providers(settings.providers, base_dir=tmp_path)
 
 

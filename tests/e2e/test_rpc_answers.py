@@ -103,7 +103,7 @@ async def test_cancel_is_answered_with_32800(host: FakeClient) -> None:
     client = host.client
     asked = asyncio.create_task(client.request("repl/execute", cell("wait")))
     await host.until("repl/status")
-    (id_,) = client._peer.open_ours
+    (id_,) = client.open_requests
     client.notify("$/cancelRequest", {"id": id_})
     with pytest.raises(RequestCancelled):
         await asked
@@ -114,9 +114,9 @@ async def test_a_handler_that_finishes_in_spite_of_its_cancel_gives_its_result(
 ) -> None:
     client = host.client
     asked = asyncio.create_task(client.request("repl/execute", cell("finish late")))
-    while not client._peer.open_ours:
+    while not client.open_requests:
         await asyncio.sleep(0)
-    (id_,) = client._peer.open_ours
+    (id_,) = client.open_requests
     await host.request("host/status")  # the handler waits by now
     client.notify("$/cancelRequest", {"id": id_})
     assert (await asked)["result"] == "late"
@@ -125,15 +125,16 @@ async def test_a_handler_that_finishes_in_spite_of_its_cancel_gives_its_result(
 async def test_what_is_cancelled_before_it_begins_never_runs(host: FakeClient) -> None:
     """Thirty requests and thirty cancels in one write: none of them has any effect."""
     client = host.client
-    client._writing = True  # hold everything back: it leaves in one write
+    wire = client._connection
+    wire._writing = True  # hold everything back: it leaves in one write
     asked = [
         asyncio.create_task(client.request("repl/execute", cell(f"echo {n}"))) for n in range(30)
     ]
     await asyncio.sleep(0)
-    for id_ in client._peer.open_ours:
+    for id_ in client.open_requests:
         client.notify("$/cancelRequest", {"id": id_})
-    client._writing = False
-    client._write()
+    wire._writing = False
+    wire._write()
     done = await asyncio.gather(*asked, return_exceptions=True)
     assert all(isinstance(d, RequestCancelled) for d in done)
     assert (await host.request("repl/execute", cell("log")))["result"] == "log"
@@ -167,7 +168,7 @@ async def test_cancel_races_answer_once_and_hit_nobody_else(host: FakeClient) ->
         done = await asyncio.gather(aimed, other, return_exceptions=True)
         assert done[1]["result"] == f"other {n}"
         assert isinstance(done[0], asyncio.CancelledError) or done[0]["result"] == str(n)
-    assert not client._peer.open_ours
+    assert not client.open_requests
 
 
 async def test_the_host_asks_and_hears_the_answer(tmp_path: Path) -> None:

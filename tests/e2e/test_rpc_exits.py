@@ -208,7 +208,7 @@ def test_wrong_usage_is_one_clear_line_and_code_2(
         ("[kernel]\npackages = 5", "kernel.packages"),
         ("[log]\nlevel = 'loud'", "log.level"),
         ("= 1", "not TOML"),
-        ("base_dir = '/x'", "unknown key base_dir"),
+        ("source = '/x'", "unknown key source"),
     ],
 )
 def test_a_wrong_configuration_names_its_key(tmp_path: Path, text: str, said: str) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from rlm_host.client import HostClient
 from rlm_protocol.errors import HostLost, SessionLeased
-from support.cli import COMMAND, DEADLINE_S, cli_env, end, processes_of, rlm_host, wait_for
+from support.cli import COMMAND, DEADLINE_S, cli_env, end, processes_of, rlm_host, serve, wait_for
 from support.fake_client import attached, spawned
 from support.raw_host import INITIALIZE, frame, notification, request
 
@@ -37,8 +36,6 @@ def served(tmp_path: Path) -> Iterator[Path]:
         assert not path.exists()
     finally:
         end(process)
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 async def test_two_clients_share_a_session(served: Path, tmp_path: Path) -> None:
@@ -63,15 +60,17 @@ async def test_a_client_that_comes_back_hears_exactly_what_it_missed(
             await client.request("turn/start", {"sessionId": session_id, "input": text})
             await anext(turns)
 
-    async with attached(served) as first, HostClient.attach(served) as other:
+    async with attached(served) as first:
         params = {"cwd": str(tmp_path), "model": "scripted/steps"}
         session_id = (await first.request("session/create", params))["session"]["id"]
         await turn(first.client)
-        assert (await other.resume(session_id)).replay == "none"
         known = first.client.cursors[session_id]
-        assert other.cursors[session_id] == known
-        await first.client.aclose()
-        await turn(other)
+        async with HostClient.attach(served) as other:
+            assert (await other.resume(session_id)).replay == "none"
+            assert other.cursors[session_id] == known
+            await first.client.aclose()
+            await turn(other)
+            newest = other.cursors[session_id]
         async with HostClient.attach(served) as again, again.notifications() as missed:
             answer = await again.resume(session_id, known)
             assert answer.replay == "complete"
@@ -81,7 +80,20 @@ async def test_a_client_that_comes_back_hears_exactly_what_it_missed(
             seqs = [event.params["seq"] for event in heard if event.method != "item/delta"]
             assert min(seqs) == known.seq + 1
             assert len([e for e in heard if e.method == "turn/started"]) == 1
-            assert again.cursors[session_id] == other.cursors[session_id]
+            assert again.cursors[session_id] == newest
+
+
+async def test_the_others_hear_of_a_new_session_once(served: Path, tmp_path: Path) -> None:
+    async with attached(served) as one, attached(served) as two:
+        params = {"cwd": str(tmp_path), "model": "scripted/steps", "idempotencyKey": "k"}
+        session = (await one.request("session/create", params))["session"]
+        again = (await one.request("session/create", params))["session"]
+        assert again["id"] == session["id"]
+        fork = (await one.request("session/fork", {"sessionId": session["id"]}))["session"]
+        await two.until("session/created", lambda p: p["session"]["id"] == fork["id"])
+        told = [e.params["sessionId"] for e in two.heard if e.method == "session/created"]
+        assert told == [session["id"], fork["id"]]
+        assert "session/created" not in one.names()
 
 
 async def test_exit_of_a_client_is_its_own_end(served: Path) -> None:
@@ -146,30 +158,13 @@ async def test_a_second_host_at_the_same_socket_is_refused(served: Path, tmp_pat
         await client.request("host/status")
 
 
-def serve(tmp_path: Path, path: Path) -> "subprocess.Popen[str]":
-    """Start a host and wait until it listens."""
-    process = subprocess.Popen(
-        [*COMMAND, "serve", "--socket", str(path)],
-        env=cli_env(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert "serves on" in process.stderr.readline()
-    return process
-
-
 async def test_a_socket_of_a_dead_host_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     for _ in range(2):
         process = serve(tmp_path, path)
         async with HostClient.attach(path) as client:
             await client.request("host/status")
-        process.kill()
-        process.wait(DEADLINE_S)
-        assert process.stderr is not None
-        process.stderr.close()
+        end(process)
         assert path.exists()
     with pytest.raises(HostLost):
         async with HostClient.attach(path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -12,63 +13,17 @@ from typing import Any
 
 import pytest
 
-from rlm_host.sessions.notifications import notification_of
-from rlm_host.sessions.state import SessionState
 from rlm_protocol import records as r
 from rlm_protocol.errors import HostLost, RlmError, SessionLeased, Uncertain
 from support.fake_client import FakeClient, spawned
+from support.told import Told, heard_of, journal_of, told_by
 
 pytestmark = pytest.mark.anyio
-LASTING = ("turn/started", "item/completed", "turn/completed")
-"""Notifications that are records: each is heard exactly once, however often a client comes back."""
-KILLS = 10
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def journal_of(home: Path, session_id: str) -> list[r.Entry]:
-    path = home / "rlm" / "sessions" / f"{session_id}.jsonl"
-    decoded = [r.decode_line(line) for line in path.read_bytes().splitlines()]
-    assert all(isinstance(one, r.Entry) for one in decoded), "damage"
-    return [one for one in decoded if isinstance(one, r.Entry)]
-
-
-def told_by(entries: list[r.Entry]) -> list[tuple[str, int, str]]:
-    """What a client must have heard of these records."""
-    state = SessionState()
-    told = []
-    for entry in entries:
-        state.apply(entry)
-        meant = notification_of(entry, state.view(journal_path=None, artifacts_path=""))
-        if meant is not None and meant[0] in LASTING:
-            told.append((meant[0], entry.seq, _id_of(meant[1])))
-    return told
-
-
-def _id_of(payload: Any) -> str:
-    return str(payload.item.id if hasattr(payload, "item") else payload.turn_id)
-
-
-class Record:
-    """Everything that one client has heard, over all its connections."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, int, str]] = []
-        self.cursor: dict[str, int] | None = None
-
-    def take(self, client: FakeClient) -> None:
-        for event in client.heard:
-            params = event.params
-            if "seq" not in params:
-                continue
-            if self.cursor is None or params["seq"] > self.cursor["seq"]:
-                self.cursor = {"gen": params["gen"], "seq": params["seq"]}
-            if event.method in LASTING:
-                told_id = params["item"]["id"] if "item" in params else params["turnId"]
-                self.told.append((event.method, params["seq"], told_id))
 
 
 async def kill(client: FakeClient) -> None:
@@ -77,43 +32,50 @@ async def kill(client: FakeClient) -> None:
         await client.request("host/status")
 
 
-async def test_killed_at_many_moments_the_client_has_exactly_the_journal(tmp_path: Path) -> None:
+async def work(client: FakeClient, session_id: str, ran: Path, life: int) -> None:
+    """Turn after turn, each with two cells; the first notes in `ran` that it ran."""
+    for n in range(10_000):
+        code = f"open({str(ran)!r}, 'a').write('{life}.{n}\\n')"
+        steps = [{"text": "now"}, {"call": code}, {"call": "print('x' * 2000)"}, {"text": "done"}]
+        started = await client.request(
+            "turn/start",
+            {"sessionId": session_id, "input": [{"type": "text", "text": json.dumps(steps)}]},
+        )
+        await client.until("turn/completed", lambda p, t=started: p["turnId"] == t["turnId"])
+
+
+async def some_items(client: FakeClient, count: int) -> None:
+    """Wait until so many items are complete."""
+    seen = itertools.count(1)
+    if count > 0:
+        await client.until("item/completed", lambda _: next(seen) >= count, deadline_s=300)
+
+
+@pytest.mark.parametrize(
+    ("kills", "items"), [(10, 0), pytest.param(50, 10_000, marks=pytest.mark.long)]
+)
+async def test_killed_at_many_moments_the_client_has_exactly_the_journal(
+    tmp_path: Path, kills: int, items: int
+) -> None:
     chance = random.Random(11)
-    record, session_id = Record(), ""
+    told: list[Told] = []
+    session_id, cursor = "", None
     ran = tmp_path / "ran"
     ran.touch()
-    for life in range(KILLS + 1):
+    for life in range(kills + 1):
         async with spawned(tmp_path) as client:
             if not session_id:
                 params = {"cwd": str(tmp_path), "model": "scripted/steps"}
                 session_id = (await client.request("session/create", params))["session"]["id"]
-                record.cursor = {"gen": 1, "seq": 1}
             else:
-                resumed = await client.request(
-                    "session/resume", {"sessionId": session_id, "cursor": record.cursor}
-                )
-                assert resumed["replay"] == "complete"
-
-            async def work(
-                client: FakeClient = client, life: int = life, sid: str = session_id
-            ) -> None:
-                for n in range(1000):
-                    code = f"open({str(ran)!r}, 'a').write('{life}.{n}\\n')"
-                    steps = [{"text": "now"}, {"call": code}, {"call": "print('x' * 2000)"}]
-                    text = json.dumps([*steps, {"text": "done"}])
-                    turn = await client.request(
-                        "turn/start",
-                        {"sessionId": sid, "input": [{"type": "text", "text": text}]},
-                    )
-                    await client.until(
-                        "turn/completed", lambda p, turn=turn: p["turnId"] == turn["turnId"]
-                    )
-
-            working = asyncio.ensure_future(work())
-            if life == KILLS:
+                assert (await client.client.resume(session_id, cursor)).replay == "complete"
+            working = asyncio.ensure_future(work(client, session_id, ran, life))
+            if life == kills:
+                await some_items(client, items - completed(told))
                 await client.until("turn/completed", start=len(client.heard))
                 working.cancel()
             else:
+                await some_items(client, int(chance.random() * 2 * items / kills))
                 moment = chance.choice(
                     ["turn/started", "item/started", "item/delta", "repl/status"]
                 )
@@ -122,26 +84,32 @@ async def test_killed_at_many_moments_the_client_has_exactly_the_journal(tmp_pat
                 await kill(client)
             with contextlib.suppress(asyncio.CancelledError, HostLost, AssertionError):
                 await working
-            if life == KILLS:
+            if life == kills:
                 await client.request("session/detach", {"sessionId": session_id})
-            record.take(client)
+            told += heard_of(client.heard)
+            cursor = client.client.cursors[session_id]
     entries = journal_of(tmp_path, session_id)
-    seen = record.told
-    assert seen == [one for one in told_by(entries) if one[1] <= seen[-1][1]]
+    assert completed(told) >= items
+    assert told == [one for one in told_by(entries) if one[1] <= told[-1][1]]
     records = [entry.record for entry in entries]
     intents = Counter(
         (one.turn_id, one.attempt) for one in records if isinstance(one, r.ProviderIntent)
     )
     assert set(intents.values()) == {1}, "a provider turn was executed twice"
-    for turn_id in {turn_id for turn_id, _ in intents}:
-        ends = [
-            one for one in records if isinstance(one, r.TurnCompleted) and one.turn_id == turn_id
-        ]
-        assert len(ends) == 1, turn_id
+    ends = Counter(one.turn_id for one in records if isinstance(one, r.TurnCompleted))
+    assert {ends[turn_id] for turn_id, _ in intents} == {1}
     lines = ran.read_text().split()
     assert len(lines) == len(set(lines)), "a cell ran twice"
     statuses = Counter(one.status for one in records if isinstance(one, r.TurnCompleted))
-    assert statuses["interrupted"] >= KILLS // 2, "the kills hit running turns"
+    assert statuses["interrupted"] >= kills // 2, "the kills hit running turns"
+    print(
+        f"{kills} kills, {completed(told)} items in {len(ends)} turns ({dict(statuses)}), "
+        f"{len(entries)} records, {len(told)} of them told: equal"
+    )
+
+
+def completed(told: list[Told]) -> int:
+    return sum(method == "item/completed" for method, _, _ in told)
 
 
 async def test_a_request_that_was_cut_off_is_uncertain_and_not_repeated(tmp_path: Path) -> None:

@@ -40,14 +40,10 @@ def anyio_backend() -> str:
 async def appended(journal: Journal, text: str) -> bool:
     """Whether the record was acknowledged. Raises Crash when the process was killed meanwhile."""
     future = journal.append(said(text))
-    flusher = journal._flusher
-    assert flusher is not None
-    await asyncio.wait([future, flusher], return_when=asyncio.FIRST_COMPLETED)
-    if not future.done():
-        await asyncio.wait([flusher])
-    if not future.done():
-        flusher.result()  # raises Crash
+    await asyncio.wait([future])
     why = future.exception()
+    if isinstance(why, Crash):
+        raise why
     assert why is None or (isinstance(why, StoreFull | StoreUnavailable) and NAME in str(why))
     return why is None
 

@@ -104,6 +104,10 @@ MUTANTS = {
     "completes-nothing": "repl.complete",
     "artifact-cut": "repl.large",
     "ids-shared": "repl.tools",
+    "tool-errors-lost": "repl.tools-error",
+    "tool-goes-on": "repl.tools-cancel",
+    "denied-runs": "repl.approvals",
+    "approval-untold": "repl.approvals-cancel",
     "helper-left": "repl.leaves-nothing",
 }
 LOUD = {"answers-twice", "nan"}
@@ -117,6 +121,8 @@ HANG = {
     "writes-block",
     "in-flight-runs",
     "ids-shared",
+    "denied-runs",
+    "approval-untold",
 }
 """Mutants that never answer: what shows them is a deadline, here a short one."""
 

@@ -55,11 +55,27 @@ def processes_of(home: Path) -> list[int]:
     return found
 
 
+def serve(tmp_path: Path, socket: Path) -> "subprocess.Popen[str]":
+    """Start a host on a socket and wait until it listens; `end` it."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--socket", str(socket)],
+        env=cli_env(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "serves on" in process.stderr.readline()
+    return process
+
+
 def end(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     """Make sure that it is gone."""
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait(DEADLINE_S)
+    if process.stderr is not None:
+        process.stderr.close()
 
 
 def prompt(*steps: dict[str, object]) -> str:

@@ -134,9 +134,13 @@ async def spawned(
 
 
 @contextlib.asynccontextmanager
-async def attached(socket: Path) -> AsyncIterator[FakeClient]:
+async def attached(
+    socket: Path,
+    *,
+    handlers: Mapping[str, Callable[[dict[str, Any]], Awaitable[Any]]] | None = None,
+) -> AsyncIterator[FakeClient]:
     """Own a client of a host that serves on a socket."""
-    async with HostClient.attach(socket) as client:
+    async with HostClient.attach(socket, handlers=handlers) as client:
         fake = FakeClient(client)
         listening = asyncio.create_task(fake.listen())
         await asyncio.sleep(0)

@@ -114,7 +114,6 @@ def fake_launch(mode: str = "", *, cwd: Path = Path("/")) -> Launch:
         argv=(sys.executable, "-I", "-S", FAKE),
         env={"FAKE": mode, "PATH": os.environ["PATH"]},
         cwd=cwd,
-        guarded=False,
         versions=frozenset({"dev"}),
     )
 
@@ -208,9 +207,8 @@ class Run:
     async def __call__(self, code: str, **more: Any) -> Any:
         self.count += 1
         cell_id = more.pop("cell_id", f"cell-{self.count}")
-        return await in_time(
-            self.kernel.execute(code, cell_id=cell_id, on_event=self.events.append, **more)
-        )
+        more.setdefault("on_event", self.events.append)
+        return await in_time(self.kernel.execute(code, cell_id=cell_id, **more))
 
     @property
     def text(self) -> str:

@@ -23,7 +23,7 @@ from rlm_protocol import errors as e
 from rlm_protocol.framing import NEED_DATA, UNDECODABLE, HeaderReceiver, Refused, encode_headers
 from rlm_protocol.host import InitializeParams
 from rlm_protocol.limits import CLIENT_HEADER_BYTES
-from rlm_protocol.methods import METHODS
+from rlm_protocol.methods import METHODS, RESERVED
 from rlm_protocol.rpc import (
     EMPTY,
     Answered,
@@ -186,7 +186,8 @@ class Host:
         if broken("busy-refuses") and self.sessions.busy:
             raise e.Overloaded
         handler = self.handlers().get(request.method)
-        if handler is None and row is not None and row.direction == "client":
+        declared = request.method in RESERVED or (row is not None and row.direction == "client")
+        if handler is None and declared:
             raise e.MethodNotFound if broken("declared-is-unknown") else e.Unsupported
         if row is None or handler is None:
             raise e.MethodNotFound(method=request.method[:100])
@@ -355,7 +356,12 @@ class Host:
         id_, body = self.peer.request(method, params)
         self.asked[id_] = self.loop.create_future()
         self.write(body)
-        return await self.asked[id_]
+        try:
+            return await self.asked[id_]
+        except asyncio.CancelledError:
+            self.peer.forget(id_)
+            self.notify("$/cancelRequest", {"id": id_})
+            raise
 
     def write(self, body: bytes) -> None:
         self.outbox += encode_headers(body)

@@ -43,6 +43,7 @@ class Kernel:
     def __init__(self, host: Any, session: Any, process: asyncio.subprocess.Process) -> None:
         self.host, self.session, self.process = host, session, process
         self.running: dict[str, Cell] = {}
+        self.calls: set[asyncio.Task[None]] = set()
         self.dead = False
 
     @classmethod
@@ -114,6 +115,8 @@ class Kernel:
 
     def interrupt(self) -> None:
         self.send(type="interrupt")
+        for call in self.calls:
+            call.cancel()
 
     def close(self) -> None:
         assert self.process.stdin is not None
@@ -124,7 +127,9 @@ class Kernel:
         while line := await self.process.stdout.readline():
             event = msgspec.json.decode(line)
             if event["event"] == "host_request":
-                self.host.start(self.reply(event))
+                call = self.host.start(self.reply(event))
+                self.calls.add(call)
+                call.add_done_callback(self.calls.discard)
             elif event.get("id") in self.running:
                 self.heard(self.running[event["id"]], event)
         self.dead = True
@@ -155,8 +160,44 @@ class Kernel:
                     cell.done.set_result(event)
 
     async def reply(self, event: dict[str, Any]) -> None:
-        name = event["data"]["type"].removeprefix("tools.")
-        params = {"sessionId": self.session.id, "callId": event["id"], "name": name}
-        answer = await self.host.ask("tool/call", {**params, "arguments": event["data"]["payload"]})
-        data = {"status": "ok", "result": (answer or {}).get("result")}
+        call = {
+            "sessionId": self.session.id,
+            "callId": event["id"],
+            "name": event["data"]["type"].removeprefix("tools."),
+            "arguments": event["data"]["payload"],
+        }
+        try:
+            data = await self.tool(call)
+        except e.ApprovalDenied as why:
+            data = {"status": "error", "error": why.message}
         self.send(type="host_reply", id=event["id"], data=data)
+
+    async def tool(self, call: dict[str, Any]) -> dict[str, Any]:
+        if self.session.asks:
+            await self.approve(call)
+        asking = self.host.ask("tool/call", call)
+        if broken("tool-goes-on"):
+            asking = asyncio.shield(self.host.start(asking))
+        answer = await asking or {}
+        if answer.get("error") is not None and not broken("tool-errors-lost"):
+            return {"status": "error", "error": answer["error"]}
+        return {"status": "ok", "result": answer.get("result")}
+
+    async def approve(self, call: dict[str, Any]) -> None:
+        request = {
+            "sessionId": self.session.id,
+            "approvalId": f"approval-{call['callId']}",
+            "what": "tool",
+            "detail": {name: call[name] for name in ("name", "arguments")},
+            "expiresAtMs": 0,
+        }
+        decision = "cancelled"
+        try:
+            answer = await self.host.ask("approval/request", request)
+            decision = answer["decision"]
+        finally:
+            if decision != "cancelled" or not broken("approval-untold"):
+                told = {"approvalId": request["approvalId"], "decision": decision}
+                self.session.live("approval/resolved", told)
+        if decision != "allow" and not broken("denied-runs"):
+            raise e.ApprovalDenied

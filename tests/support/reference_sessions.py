@@ -40,6 +40,7 @@ class Session:
         self.turn: str | None = None
         self.stopped: asyncio.Event = asyncio.Event()
         self.kernel: Kernel | None = None
+        self.asks = False  # before a tool is called
 
     def view(self) -> dict[str, Any]:
         turns = sum(record["method"] == "turn/completed" for record in self.records)
@@ -208,6 +209,8 @@ class Sessions:
                 "archived": False,
             }
             session = self.open[id_] = Session(self, id_, header)
+            approvals = params.options.approvals if params.options else None
+            session.asks = approvals is not None and approvals.tools == "ask"
             self.save(session)
             return {"session": session.view()}
 

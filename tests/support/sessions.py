@@ -29,6 +29,7 @@ from rlm_host.sessions.store import SessionStore
 from rlm_protocol import kernel as wire
 from rlm_protocol import records as r
 from rlm_protocol.errors import KernelDied, KernelUnavailable, ModelUnavailable
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.session import SessionCreateParams, SessionItemsParams
 
 MODEL = "stub/model"
@@ -50,15 +51,33 @@ class StubKernel:
         self.revival: Revival | None = None
         self._interrupts: dict[str, asyncio.Event] = {}
         self.closed = False
+        self.running = 0
+        self.unloads = 0
+        self.unloadable = True
+        self.bound: list[str] = []
 
     @property
     def status(self) -> KernelStatus:
-        return KernelStatus.IDLE
+        return KernelStatus.BUSY if self.running else KernelStatus.IDLE
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def rebind(self) -> None:
+        self.bound.append(self.given["bootstrap"]())
 
     async def execute(
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome:
         self.cells.append(code)
+        self.running += 1
+        try:
+            return await self._execute(code, cell_id, on_event)
+        finally:
+            self.running -= 1
+
+    async def _execute(self, code: str, cell_id: str, on_event: OnEvent) -> CellOutcome:
         word, _, text = code.partition(" ")
         interrupted = self._interrupts[cell_id] = asyncio.Event()
         await asyncio.sleep(0)
@@ -105,11 +124,24 @@ class StubKernel:
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport:
         return SnapshotReport()
 
-    async def restore(self) -> Revival:
+    async def save_unsaved(self) -> None:
+        return None
+
+    async def unload(self) -> bool:
+        self.unloads += 1
+        return self.unloadable
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        return ()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         return Revival(reason="restarted")
 
     async def restart(self, *, restore: bool) -> Revival | None:
         return None
+
+    async def stop(self) -> None:
+        self.interrupt()
 
     def kill(self) -> None:
         self.interrupt()
@@ -175,6 +207,43 @@ def answers(*scripts: list[Any]) -> Answer:
     return lambda request: played(queue.pop(0) if queue else say("out of script"))
 
 
+class Person:
+    """A client that can be asked: `answer(method, params)` gives its answer, None never comes."""
+
+    def __init__(self, answer: Callable[[str, Any], Any] = lambda *_: None, name: str = "") -> None:
+        self.answer = answer
+        self.client_id = name or f"person-{id(self)}"
+        self.asked: list[Any] = []
+        self.cancelled: list[Any] = []
+        self.heard: list[tuple[str, Any]] = []
+
+    def __call__(self, method: str, payload: Any) -> None:
+        self.heard.append((method, payload))
+
+    async def ask(self, method: str, params: Any) -> msgspec.Raw:
+        self.asked.append(params)
+        answer = self.answer(method, params)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.append(params)
+        return msgspec.Raw(msgspec.json.encode(answer))
+
+    def told(self, method: str) -> list[Any]:
+        return [params for name, params in self.heard if name == method]
+
+    def resolved(self) -> list[str]:
+        return [params.decision for params in self.told("approval/resolved")]
+
+
+def deciding(decision: str, name: str = "") -> Person:
+    """A person who decides at once."""
+    return Person(lambda *_: {"decision": decision, "reason": "Because."}, name)
+
+
 class Bench:
     """A store and what tests ask of it."""
 
@@ -210,6 +279,7 @@ async def bench(
     clock: Any = None,
     ports: SessionPorts | None = None,
     files: Files | None = None,
+    unload_after_ms: int = 0,
     bugs: bool = False,
 ) -> AsyncIterator[Bench]:
     """Own a store for the length of the block; one of our bugs that it logs fails the test."""
@@ -229,6 +299,7 @@ async def bench(
         models=models or StubModels(answer or answers()),
         ports=ports or SessionPorts(),
         files=files,
+        unload_after_ms=unload_after_ms,
     ) as store:
         try:
             yield Bench(store, home, kernels)

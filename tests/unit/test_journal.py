@@ -1,7 +1,9 @@
 """The journal: what is written is read, damage hides nothing, failures are told and healed."""
 
 import asyncio
+import errno
 import json
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -22,7 +24,17 @@ from rlm_protocol.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from support.journals import NAME, FaultyFiles, header, opened, said, texts, write_journal, writer
+from support.journals import (
+    NAME,
+    FaultyFiles,
+    TracedFiles,
+    header,
+    opened,
+    said,
+    texts,
+    write_journal,
+    writer,
+)
 
 pytestmark = pytest.mark.anyio
 SIX = [header(), *(said(text) for text in "abcde")]
@@ -88,6 +100,65 @@ async def test_records_that_wait_together_share_one_sync(tmp_path: Path) -> None
         await asyncio.gather(first, *(journal.append(said(str(n))) for n in range(100)))
         assert len(syncs) <= 3
     assert len(texts(tmp_path)) == 201
+
+
+async def test_a_record_that_lingers_is_durable_with_the_next_one(tmp_path: Path) -> None:
+    write_journal(tmp_path, [header()])
+    files = TracedFiles(tmp_path / NAME)
+    async with writer(tmp_path, files=files) as journal:
+        first = journal.append(said("a"), linger_ms=60_000)
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        assert files.trace == []
+        await journal.append(said("b"))
+        assert first.done()
+    assert [kind for kind, _ in files.trace] == ["write", "sync"]
+    assert texts(tmp_path) == ["a", "b"]
+
+
+async def test_a_record_that_lingers_alone_is_durable_in_its_time(tmp_path: Path) -> None:
+    write_journal(tmp_path, [header()])
+    async with writer(tmp_path) as journal:
+        await asyncio.wait_for(journal.append(said("a"), linger_ms=20), 20)
+        await asyncio.wait_for(journal.append(said("b"), linger_ms=20), 20)
+        last = journal.append(said("c"), linger_ms=60_000)
+        await asyncio.wait_for(journal.aclose(), 20)
+        assert last.done()
+    assert texts(tmp_path) == ["a", "b", "c"]
+
+
+async def test_a_failed_write_fails_what_lingers_behind_it(tmp_path: Path) -> None:
+    """Its number follows one that was never given: it cannot be written as it is."""
+    write_journal(tmp_path, [header()])
+    begun, go = threading.Event(), threading.Event()
+
+    class Failing(Files):
+        def sync(self, fd: int) -> None:
+            begun.set()
+            assert go.wait(20)
+            raise OSError(errno.EIO, "no")
+
+    async with writer(tmp_path, files=Failing()) as journal:
+        first = journal.append(said("a"))
+        await asyncio.to_thread(begun.wait, 20)
+        lingering = journal.append(said("b"), linger_ms=60_000)
+        go.set()
+        for one in (first, lingering):
+            with pytest.raises(StoreUnavailable):
+                await asyncio.wait_for(one, 20)
+        assert journal.last_seq == 1
+
+
+async def test_a_bug_in_writing_reaches_whoever_waits(tmp_path: Path) -> None:
+    write_journal(tmp_path, [header()])
+
+    class Buggy(Files):
+        def write(self, fd: int, data: memoryview) -> int:
+            raise ZeroDivisionError
+
+    async with writer(tmp_path, files=Buggy()) as journal:
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(journal.append(said("a")), 20)
 
 
 async def test_nothing_is_handed_on_before_it_is_durable(tmp_path: Path) -> None:

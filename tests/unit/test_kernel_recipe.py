@@ -31,6 +31,9 @@ def test_the_first_that_is_named_counts(tmp_path: Path) -> None:
     assert choose(Recipe(), tmp_path, {}) == workspace
     assert choose(Recipe(), tmp_path, {"RLM_KERNEL_PYTHON": ""}) == workspace
     assert choose(Recipe(), tmp_path, named) == Choice(source=Source.VARIABLE, python="/named")
+    by_file = Choice(source=Source.CONFIG, python="/file")
+    assert choose(Recipe(), tmp_path, {}, "/file") == by_file
+    assert choose(Recipe(), tmp_path, named, "/file").source is Source.VARIABLE
     own = Recipe(python="/own")
     assert choose(own, tmp_path, named) == Choice(source=Source.RECIPE, python="/own")
 

@@ -29,11 +29,11 @@ class Place:
         self.home, self.dir = root / "home", root / "session"
         self.store = SnapshotStore(self.home, self.dir)
 
-    def save(self, data: bytes) -> None:
+    def save(self, data: bytes) -> str:
         new, manifest = self.store.next_pair()
         new.write_bytes(data)
         manifest.write_bytes(b"manifest of " + data[:60])
-        self.store.commit()
+        return self.store.commit()
 
     def loaded(self) -> bytes | None:
         path = self.store.check()
@@ -54,7 +54,7 @@ def test_what_was_committed_is_given_back(place: Place) -> None:
         place.save(data)
         assert place.loaded() == data
     names = {"kernel-state.dill", "kernel-state.json", "kernel-state.sig"}
-    assert set(os.listdir(place.dir)) == names
+    assert {name for name in os.listdir(place.dir) if len(name) < 30} == names
     assert (place.home / "keys" / "snapshot.key").stat().st_mode & 0o777 == 0o600
     assert (place.home / "keys").stat().st_mode & 0o777 == 0o700
 
@@ -102,6 +102,29 @@ def test_a_dropped_snapshot_is_gone(place: Place) -> None:
     place.store.drop()
     assert os.listdir(place.dir) == []
     assert place.loaded() is None
+
+
+def test_earlier_payloads_are_kept_for_forks_as_long_as_there_is_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [place.save(payload(b"%d" % n)) for n in range(snapshots.KEPT + 3)]
+    fork = SnapshotStore(place.home, place.dir.parent / "fork")
+    assert not fork.adopt(place.store, ids[1])
+    for number in (2, 5, snapshots.KEPT + 2):
+        assert fork.adopt(place.store, ids[number])
+        path = fork.check()
+        assert path is not None
+        assert path.read_bytes() == payload(b"%d" % number)
+    kept = place.dir / f"kernel-state.{ids[5]}.dill"
+    kept.write_bytes(payload(b"code of somebody else"))
+    assert not fork.adopt(place.store, ids[5])
+    kept.unlink()
+    monkeypatch.setattr(snapshots, "KEPT_BYTES", 2 * len(payload(b"10")))
+    place.save(payload(b"x"))
+    assert len([name for name in os.listdir(place.dir) if len(name) > 30]) == 2
+    assert place.loaded() == payload(b"x")
+    place.store.drop()
+    assert os.listdir(place.dir) == []
 
 
 def test_a_link_in_its_place_is_not_read(place: Place, tmp_path: Path) -> None:

@@ -138,6 +138,16 @@ async def test_an_agents_step_is_charged_what_was_metered_and_not_what_it_says(t
         assert report.stopped_reason == "max_generations"
 
 
+async def test_an_agents_apply_is_charged_too(tmp_path) -> None:
+    scripts = (say("made it live"),)
+    async with looping(tmp_path, *scripts) as (actor, run, _):
+        step = wire.ReplStep(session_id=actor.id, code="observation = dict(reward=1.0, cost=9.0)")
+        apply = wire.AgentStep(session_id=actor.id, prompt="make it live", verify="pass")
+        report = await run(step, apply)
+        assert [(g.applied, g.cost) for g in report.generations] == [(True, 5e-9)]
+        assert report.cost == 5e-9
+
+
 async def test_a_failed_verifier_is_charged_as_well(tmp_path) -> None:
     async with looping(tmp_path, say("first")) as (actor, run, loops):
         step = wire.AgentStep(session_id=actor.id, prompt="try", verify="assert False, 'bad'")

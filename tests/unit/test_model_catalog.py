@@ -245,8 +245,8 @@ def test_a_users_entry_replaces_the_generated_one() -> None:
         ("openai", {"models": [""]}, "not empty"),
         ("openai", {"models": ["a b"]}, "no blanks"),
         ("openai", {"models": [{"name": "a", "ctx": 1}]}, "unknown field"),
-        ("openai", {"max_concurrent": 0}, "at least 1"),
-        ("openai", {"idle_timeout_ms": 0}, "at least 1"),
+        ("openai", {"max_concurrent": 0}, r">= 1 - at `\$\.max_concurrent`"),
+        ("openai", {"idle_timeout_ms": 0}, r">= 1 - at `\$\.idle_timeout_ms`"),
     ],
 )
 def test_a_wrong_table_is_a_clear_error_that_names_it(name: str, table: object, why: str) -> None:

@@ -142,6 +142,13 @@ def test_a_new_turn_does_not_repeat_the_code_of_the_last_one() -> None:
     assert "thank you" in text_of(events)
 
 
+def test_cells_that_the_host_tells_of_are_not_run_again() -> None:
+    told = "[A person ran these cells in this REPL since your last answer:]\n```python\na\n```\n"
+    shown = (UserMessage(text="run: b"), UserMessage(text=told))
+    (call,) = calls_of(ask(provider(), request("python", *shown)))
+    assert call.arguments == {"code": "b"}
+
+
 def test_steps_play_a_whole_turn_out_of_the_message() -> None:
     script = [{"think": "hm"}, {"call": "a"}, {"call": "b"}, {"text": "so"}, {"call": "c"}]
     prompt = f"Please play {json.dumps(script)} and submit the result."

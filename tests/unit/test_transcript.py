@@ -4,7 +4,8 @@ from typing import Any
 
 from rlm_host.models.provider import AssistantMessage, ToolResult, UserMessage
 from rlm_host.sessions.prompt import BASE, INSTRUCTIONS_CHARS, Instructions, compose
-from rlm_host.sessions.transcript import NOT_RUN, Transcript
+from rlm_host.sessions.state import SessionState, closing_records
+from rlm_host.sessions.transcript import NOT_RUN, UNCERTAIN, Transcript
 from rlm_host.sessions.user_cells import bound_names
 from rlm_protocol import records as r
 from rlm_protocol.item import Notice, ReplCell
@@ -13,6 +14,7 @@ from rlm_protocol.usage import Usage
 
 ASKED = r.ProviderIntent(turn_id="t", attempt=1, model="a/b", sha256="", messages=1)
 ENDED = r.TurnCompleted(turn_id="t", status="interrupted")
+HEADER = r.SessionOpened(session_id="s", name="n", cwd="/", model="a/b", prompt="", max_depth=2)
 
 
 def answered(text: str, *calls: str) -> r.ProviderOutcome:
@@ -52,6 +54,18 @@ def test_what_is_said_between_calls_and_results_enters_behind_them() -> None:
     assert context(*records) == ["a", "1", "result of x"]
     assert context(*records, result("y")) == ["a", "1", "result of x", "result of y", "b"]
     assert context(*records, ENDED) == ["a", "1", "result of x", NOT_RUN, "b"]
+
+
+def test_of_a_lost_host_only_the_call_that_was_next_can_have_run() -> None:
+    """Its start may not be recorded yet: the start of a cell waits a moment for its end."""
+    records = (said("a"), ASKED, answered("1", "x", "y", "z"), result("x"))
+    state = SessionState()
+    accepted = r.TurnAccepted(turn_id="t", origin="client")
+    for seq, record in enumerate((HEADER, accepted, *records), 1):
+        state.apply(r.Entry(seq, 1, 1, record))
+    closing = closing_records(state, now_ms=2)
+    assert [type(one) for one in closing] == [r.TurnCompleted]
+    assert context(*records, *closing) == ["a", "1", "result of x", UNCERTAIN, NOT_RUN]
 
 
 def test_a_failed_attempt_leaves_nothing_but_what_was_said_meanwhile() -> None:

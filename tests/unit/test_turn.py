@@ -24,7 +24,7 @@ from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, TurnBusy, TurnMismatch, TurnNotActive
 from rlm_protocol.item import AgentMessage, Notice, Reasoning, ReplCell, ToolCall
 from rlm_protocol.item import UserMessage as UserItem
-from rlm_protocol.session import Approvals, SessionOptions
+from rlm_protocol.session import SessionOptions
 from support.journals import FaultyFiles
 from support.processes import FakeClock
 from support.sessions import (
@@ -568,82 +568,6 @@ async def test_on_a_full_disk_the_turn_fails_and_its_end_waits_for_room(tmp_path
         assert ended.error is not None
         assert ended.error.kind == "storeFull"
         assert actor.state.turn is None
-
-
-# --- approvals ------------------------------------------------------------------------------------
-
-ASK = SessionOptions(approvals=Approvals(cells="ask"))
-
-
-class Person:
-    """A client that can be asked; it answers when `answer` is set, else never."""
-
-    def __init__(self, answer: str | None = None) -> None:
-        self.answer = answer
-        self.asked: list[Any] = []
-        self.heard: list[tuple[str, Any]] = []
-
-    def __call__(self, method: str, payload: Any) -> None:
-        self.heard.append((method, payload))
-
-    async def ask(self, method: str, params: Any) -> msgspec.Raw:
-        self.asked.append(params)
-        if self.answer is None:
-            await asyncio.Event().wait()
-        return msgspec.Raw(msgspec.json.encode({"decision": self.answer, "reason": "Because."}))
-
-    def resolved(self) -> list[str]:
-        return [p.decision for m, p in self.heard if m == "approval/resolved"]
-
-
-@pytest.mark.parametrize(("answer", "cells"), [("allow", ["say x"]), ("deny", [])])
-async def test_the_first_answer_decides_and_everybody_is_told(
-    tmp_path: Path, answer: str, cells: list[str]
-) -> None:
-    models = StubModels(answers(calling("say x"), say("ok")))
-    async with bench(tmp_path, models=models) as b:
-        actor = await b.create(options=ASK)
-        silent, deciding = Person(), Person(answer)
-        await actor.attach(silent)
-        await actor.start_turn("go")
-        await until(lambda: silent.asked)
-        assert b.kernels[0].cells == []
-        await actor.attach(deciding)
-        await finished(actor)
-        assert silent.asked == deciding.asked
-        assert silent.asked[0].detail == {"code": "say x"}
-        assert silent.resolved() == deciding.resolved() == [answer]
-        assert b.kernels[0].cells == cells
-        result = models.requests[1].messages[-1]
-        assert isinstance(result, ToolResult)
-        assert ("Because." in result.text) == result.is_error == (answer == "deny")
-
-
-async def test_without_an_answer_it_is_denied_in_the_end(tmp_path: Path) -> None:
-    clock = FakeClock()
-    async with bench(tmp_path, answers(calling("say x"), say("ok")), clock=clock) as b:
-        actor = await b.create(options=ASK)
-        await actor.start_turn("go")
-        await until(lambda: clock.sleepers)
-        clock.advance(10 * 60 * 1000)
-        await finished(actor)
-        assert b.kernels[0].cells == []
-        [cell] = [one for one in await b.items(actor) if isinstance(one, ReplCell)]
-        assert cell.error is not None
-        assert "expired" in cell.error.evalue
-
-
-async def test_an_interrupt_resolves_what_waits_for_a_person(tmp_path: Path) -> None:
-    async with bench(tmp_path, answers(calling("say x"))) as b:
-        actor = await b.create(options=ASK)
-        person = Person()
-        await actor.attach(person)
-        await actor.start_turn("go")
-        await until(lambda: person.asked)
-        await actor.interrupt()
-        await finished(actor)
-        assert person.resolved() == ["cancelled"]
-        assert last(b.records(actor)).status == "interrupted"
 
 
 # --- what a model is told first -------------------------------------------------------------------

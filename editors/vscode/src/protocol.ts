@@ -142,7 +142,10 @@ export type ApprovalAnswer = {
   reason?: string | null;
 };
 
-/** Host -> client: may this happen? The first answer of any attached client wins. */
+/** Host -> client: may this happen? The first answer of any client wins.
+
+Every client of the session and of its ancestors is asked, again when it attaches. `detail` of a
+cell is `{code}`, of a spawn `{prompt, options}`, of a tool `{name, arguments}`. */
 export type ApprovalRequest = {
   sessionId: string;
   approvalId: string;
@@ -152,7 +155,7 @@ export type ApprovalRequest = {
   expiresAtMs: number;
 };
 
-/** The approval is settled; nobody needs to answer any more. */
+/** The approval is settled; nobody needs to answer any more. Told to all who were asked. */
 export type ApprovalResolved = {
   approvalId: string;
   decision: "allow" | "cancelled" | "deny" | "expired";
@@ -161,7 +164,9 @@ export type ApprovalResolved = {
   gen: number;
 };
 
-/** What waits for a person. */
+/** What waits for a person: cells of the model, spawns and tool calls of cells.
+
+A client's own `repl/execute` and `agent/spawn` wait for nobody. */
 export type Approvals = {
   cells?: "ask" | "never";
   spawns?: "ask" | "never";
@@ -263,7 +268,10 @@ export type ClientStep = {
   timeoutMs?: number | null;
 };
 
-/** A function of the client that a cell can await as `tools.NAME(...)`. */
+/** A function of the client that a cell can await as `tools.NAME(...)`.
+
+`name` is a Python identifier that does not begin with `_`. `input_schema` is JSON Schema, draft
+2020-12, of an object: the keyword arguments. It has no remote references and 64 KiB at most. */
 export type ClientTool = {
   name: string;
   description: string;
@@ -292,6 +300,32 @@ export type Compaction = {
   completedAtMs?: number | null;
   summary: string;
   tokensBefore: number;
+};
+
+/** Set the key at `path` (a table's name for each step but the last); null takes it out. */
+export type ConfigChange = {
+  path: Array<string>;
+  value?: unknown;
+};
+
+/** What the file says (without defaults) and where it lies. Keys of providers are never in it.
+
+`digest` names the file's content. `restart_needed`: this host started with another one. */
+export type ConfigResult = {
+  path: string;
+  exists: boolean;
+  digest: string;
+  config: Record<string, unknown>;
+  restartNeeded?: boolean;
+};
+
+/** Change the file; all changes or none. It counts for hosts that start afterwards.
+
+With `expected_digest` the file must still be the one that was read. */
+export type ConfigWriteParams = {
+  changes: Array<ConfigChange>;
+  expectedDigest?: string | null;
+  idempotencyKey?: string | null;
 };
 
 /** A place in a session's journal: everything up to and including `seq` has been seen. */
@@ -411,6 +445,8 @@ export type KernelRecipe = {
   python?: string | null;
   launcher?: Array<string> | null;
   sandbox?: "workspace" | null;
+  network?: boolean | null;
+  memoryBytes?: number | null;
   env?: Record<string, string> | null;
 };
 
@@ -419,6 +455,15 @@ export type LoopApplyRequest = {
   context: StepContext;
   observation: StepObservation;
   action?: "apply" | "rollback";
+};
+
+/** A worker that took the run. Workers of Temporal take no runs and are not told of. */
+export type LoopClaim = {
+  token: number;
+  worker: string;
+  /** Wall clock, milliseconds since the epoch. */
+  atMs: number;
+  provenance: Provenance;
 };
 
 /** `loop/run` ended: the run is terminal, paused, or can be continued. */
@@ -445,6 +490,28 @@ export type LoopConfigParams = {
   stepAttempts?: number;
   seed?: number;
   record?: "intent" | "single";
+};
+
+/** One row (seed: loop-kernel, Audit); `id` is the same however often it was written. */
+export type LoopDecision = {
+  id: string;
+  kind: string;
+  runId: string;
+  generation: number;
+  decision: Record<string, unknown>;
+};
+
+/** Read the decision log in the order of its writing, of one run or of all, a page at a time. */
+export type LoopDecisionsParams = {
+  runId?: string | null;
+  after?: number;
+  limit?: number;
+};
+
+/** `next_after` is null on the last page. */
+export type LoopDecisionsResult = {
+  decisions: Array<LoopDecision>;
+  nextAfter?: number | null;
 };
 
 /** Start a new run with the history of another up to and including `generation`. */
@@ -515,11 +582,16 @@ export type LoopReportParams = {
   limit?: number;
 };
 
-/** `next_after` is null on the last page. */
+/** `next_after` is null on the last page.
+
+`provenance` is of the submission; `claims` are those that came before the page's last
+generation and after the page before, on the last page all that are left. */
 export type LoopReportResult = {
   run: Run;
   generations: Array<LoopGeneration>;
   nextAfter?: number | null;
+  provenance?: Provenance | null;
+  claims?: Array<LoopClaim>;
 };
 
 /** Continue a run in the background; answers at once. */
@@ -605,6 +677,19 @@ export type Notice = {
   completedAtMs?: number | null;
   level: "info" | "warning";
   text: string;
+};
+
+/** What code a run was submitted or claimed with.
+
+`commit` is that of the Git working tree the code lies in, `dirty_digest` is of all that differs
+from it there (null: nothing does). Where `unknown` is not null, it says why they could not be
+read. `packages_digest` is of the names and versions of all installed distributions. */
+export type Provenance = {
+  commit: string | null;
+  dirtyDigest: string | null;
+  unknown: string | null;
+  interpreter: string;
+  packagesDigest: string;
 };
 
 /** Unsent bytes of all attachments, and bytes dropped for slow ones since the start. */
@@ -738,6 +823,14 @@ export type ReplRestartParams = {
   idempotencyKey?: string | null;
 };
 
+/** Load a snapshot over the namespace: the last one, or an earlier one that is still kept. */
+export type ReplRestoreParams = {
+  /** Opaque id. */
+  sessionId: string;
+  snapshotId?: string | null;
+  idempotencyKey?: string | null;
+};
+
 /** What came back. */
 export type ReplRestoreResult = {
   restored: Array<string>;
@@ -747,9 +840,15 @@ export type ReplRestoreResult = {
 
 /** What was saved. */
 export type ReplSnapshotResult = {
+  id: string;
   saved: Array<string>;
   skipped?: Array<SkippedName>;
   sizeBytes?: number;
+};
+
+/** Newest first. Earlier ones are kept as long as there is room. */
+export type ReplSnapshotsResult = {
+  snapshots: Array<SnapshotInfo>;
 };
 
 /** The kernel's state; after a revival, what came back. */
@@ -780,6 +879,7 @@ export type Run = {
   workspace: string;
   status: "cancelled" | "completed" | "failed" | "paused" | "running";
   generation: number;
+  maxGenerations?: number | null;
   bestReward?: number | "-inf" | "inf" | "nan" | null;
   bestArtifactId?: string | null;
   stoppedReason?: string | null;
@@ -816,7 +916,9 @@ export type ServerInfo = {
   version: string;
 };
 
-/** What a client sees of a session. */
+/** What a client sees of a session.
+
+`options` are as they are now, without the values of variables; null in a list. */
 export type Session = {
   id: string;
   name: string;
@@ -841,6 +943,7 @@ export type Session = {
   archived?: boolean;
   usage?: Usage;
   activeTurnId?: string | null;
+  options?: SessionOptions | null;
 };
 
 /** The host let go of the session. */
@@ -870,7 +973,7 @@ export type SessionCreateParams = {
   idempotencyKey?: string | null;
 };
 
-/** A session appeared. */
+/** A root session appeared; told to every client of the host but the one that created it. */
 export type SessionCreated = {
   session: Session;
   sessionId: string;
@@ -923,7 +1026,9 @@ export type SessionMutateParams = {
   idempotencyKey?: string | null;
 };
 
-/** Typed options of a session: in its journal header, inherited by children field by field. */
+/** Typed options of a session: in its journal header, inherited by children field by field.
+
+Tools are not inherited: a spawn names those that its child gets. */
 export type SessionOptions = {
   recipe?: KernelRecipe | null;
   instructions?: string | null;
@@ -1020,6 +1125,15 @@ export type SkippedName = {
   reason: string;
 };
 
+/** One snapshot on disk; the `current` one is what a new process starts from. */
+export type SnapshotInfo = {
+  id: string;
+  /** Wall clock, milliseconds since the epoch. */
+  takenAtMs: number;
+  sizeBytes: number;
+  current?: boolean;
+};
+
 /** What a step, apply or rollback outside the process is told. */
 export type StepContext = {
   runId: string;
@@ -1050,7 +1164,9 @@ export type TextInput = {
   text: string;
 };
 
-/** A call of a client's tool from a cell. */
+/** A call of a client's tool from the cell `cell_id`, or of one that the model made up.
+
+Of a call that is too long to be shown, arguments and result lie in an artifact, as JSON. */
 export type ToolCall = {
   type: "toolCall";
   id: string;
@@ -1063,6 +1179,9 @@ export type ToolCall = {
   arguments: Record<string, unknown>;
   result?: unknown;
   error?: ErrorInfo | null;
+  cellId?: string | null;
+  truncated?: boolean;
+  artifact?: string | null;
 };
 
 /** The tool's value, or what went wrong. */
@@ -1071,7 +1190,10 @@ export type ToolCallAnswer = {
   error?: string | null;
 };
 
-/** Host -> client: run one of the client's tools for a cell. */
+/** Host -> client: run one of the client's tools for a cell. It is asked once, and never again.
+
+The client that declared the tools is asked, else the first that knows this method. The
+arguments fit the tool's `inputSchema`. `call_id` is the id of the `toolCall` item. */
 export type ToolCallRequest = {
   sessionId: string;
   callId: string;
@@ -1269,7 +1391,8 @@ export interface ClientRequests {
   "repl/names": { params: ReplNamesParams; result: ReplNamesResult };
   "repl/restart": { params: ReplRestartParams; result: ReplRestoreResult };
   "repl/snapshot": { params: SessionMutateParams; result: ReplSnapshotResult };
-  "repl/restore": { params: SessionMutateParams; result: ReplRestoreResult };
+  "repl/snapshots": { params: SessionParams; result: ReplSnapshotsResult };
+  "repl/restore": { params: ReplRestoreParams; result: ReplRestoreResult };
   "agent/list": { params: AgentListParams; result: AgentListResult };
   "agent/spawn": { params: AgentSpawnParams; result: AgentResultOf };
   "agent/send": { params: AgentSendParams; result: AgentSendResult };
@@ -1281,6 +1404,8 @@ export interface ClientRequests {
   "model/list": { params: ModelListParams; result: ModelListResult };
   "model/set": { params: ModelSetParams; result: SessionResult };
   "auth/state": { params: NoParams; result: AuthStateResult };
+  "config/read": { params: NoParams; result: ConfigResult };
+  "config/write": { params: ConfigWriteParams; result: ConfigResult };
   "artifact/read": { params: ArtifactReadParams; result: ArtifactReadResult };
   "loop/submit": { params: LoopSubmitParams; result: RunResult };
   "loop/run": { params: LoopRunParams; result: RunResult };
@@ -1288,6 +1413,7 @@ export interface ClientRequests {
   "loop/pause": { params: RunControlParams; result: RunResult };
   "loop/resume": { params: RunControlParams; result: RunResult };
   "loop/report": { params: LoopReportParams; result: LoopReportResult };
+  "loop/decisions": { params: LoopDecisionsParams; result: LoopDecisionsResult };
   "loop/snapshot": { params: RunParams; result: LoopSnapshotResult };
   "loop/list": { params: LoopListParams; result: LoopListResult };
   "loop/fork": { params: LoopForkParams; result: RunResult };

@@ -237,7 +237,9 @@ def _tools(given: object, offered: frozenset[str]) -> tuple[str, ...]:
         raise InvalidParams("tools is not a list of names.", option="tools")
     missing = sorted(set(given) - offered)
     if missing:
+        has = ", ".join(sorted(offered)) or "none"
         raise InvalidParams(
-            f"The parent has no tools named {', '.join(missing)} to hand on.", option="tools"
+            f"The parent has no tools named {', '.join(missing)} to hand on; it has: {has}.",
+            option="tools",
         )
     return tuple(dict.fromkeys(given))

@@ -6,28 +6,18 @@ ever fetched: a schema that needs the network, or cannot be decided, is refused 
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlm_protocol import limits
 from rlm_protocol.child import ContextPolicy, ResultContract
 from rlm_protocol.errors import ContractInvalid, FieldNotAdmitted, ResultInvalid
 
-if TYPE_CHECKING:
-    from jsonschema.protocols import Validator
+from ..sessions import json_schema
+from ..sessions.json_schema import Mismatch, short
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 RESULT_KEYS = ("schema", "sink", "required")
 CONTEXT_KEYS = ("terminal", "messages", "observe", "fields")
-_REFERENCES = frozenset({"$ref", "$dynamicRef"})
-_NAMES_TO_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas"})
-_PLAIN_DATA = frozenset({"const", "enum", "default", "examples"})
-_SLOW = frozenset({"pattern", "patternProperties", "uniqueItems"})
-_PROBES: tuple[Any, ...] = (None, True, 0, "", [], [None], {}, {"": None})
-"""A schema that cannot decide these (it refers to itself without end) decides nothing."""
-_TEXT_CHARS = 500
 
 
 def read_result(given: object) -> ResultContract:
@@ -112,37 +102,12 @@ def read_sink(given: object) -> str:
 
 
 def check_schema(schema: object) -> None:
-    """
-    Hold a schema to draft 2020-12, to 64 KiB, and to references inside itself.
-
-    Raises:
-        ContractInvalid: it breaks one of these, or refers to itself without end.
-    """
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
+    """Hold a result's schema to the rules of `json_schema.check_schema`. Raises ContractInvalid."""
 
     def refuse(reason: str) -> ContractInvalid:
         return ContractInvalid(f"result.schema {reason}", option="result.schema")
 
-    if not isinstance(schema, dict | bool):
-        raise refuse("is not a JSON Schema object.")
-    try:
-        size_bytes = len(json.dumps(schema, allow_nan=False).encode())
-    except (TypeError, ValueError, RecursionError) as why:
-        raise refuse(f"is not JSON: {_short(why)}.") from why
-    if size_bytes > limits.CONTRACT_SCHEMA_BYTES:
-        raise refuse(f"has {size_bytes} bytes; {limits.CONTRACT_SCHEMA_BYTES} are admitted.")
-    if isinstance(schema, dict) and schema.get("$schema", DIALECT).rstrip("#") != DIALECT:
-        raise refuse("names another dialect than draft 2020-12.")
-    try:
-        Draft202012Validator.check_schema(schema)
-        _check_references(schema, refuse)
-        for probe in _PROBES:
-            _validator(schema).is_valid(probe)
-    except SchemaError as why:
-        raise refuse(f"is not valid at {why.json_path}: {_short(why.message)}") from why
-    except RecursionError as why:
-        raise refuse("is nested too deeply, or refers to itself without end.") from why
+    json_schema.check_schema(schema, refuse)
 
 
 def encode_result(value: Any) -> bytes:
@@ -159,7 +124,7 @@ def encode_result(value: Any) -> bytes:
             value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")
         ).encode()
     except (TypeError, ValueError, RecursionError) as why:  # UnicodeEncodeError is a ValueError
-        raise ResultInvalid(f"The value is not JSON: {_short(why)}") from why
+        raise ResultInvalid(f"The value is not JSON: {short(why)}") from why
     if len(stored) > limits.RESULT_BYTES:
         raise ResultInvalid(
             "The value is too large; write a file and submit its path.",
@@ -184,23 +149,21 @@ def check_value(contract: ResultContract | None, value: Any) -> None:
     Raises:
         ResultInvalid: it does not fit; `path` and `rule` say where and why.
     """
-    if contract is None or contract.schema is None:
-        return
-    try:
-        error = next(_validator(contract.schema).iter_errors(value), None)
-    except RecursionError as why:
-        raise ResultInvalid("The value is nested too deeply to be checked.") from why
-    if error is not None:
-        raise ResultInvalid(
-            f"The value does not fit the contract at {error.json_path}: {_short(error.message)}",
-            path=error.json_path,
-            rule=str(error.validator),
-        )
+    if contract is not None and contract.schema is not None:
+        found = json_schema.mismatch(contract.schema, value)
+        if found is not None:
+            raise result_invalid(found)
 
 
-def is_slow(schema: object) -> bool:
-    """Whether checking a value can take far longer than reading it."""
-    return any(not _SLOW.isdisjoint(subschema) for subschema in _subschemas(schema))
+def result_invalid(found: Mismatch) -> ResultInvalid:
+    """Give the refusal of a value that does not fit its contract."""
+    if found.path is None:
+        return ResultInvalid(f"The value was not admitted: {found.reason}. Nothing was stored.")
+    return ResultInvalid(
+        f"The value does not fit the contract at {found.path}: {found.reason}",
+        path=found.path,
+        rule=found.rule,
+    )
 
 
 def project(value: Any, policy: ContextPolicy, fields: tuple[str, ...] | None) -> Any:
@@ -244,54 +207,3 @@ def _is_the_hosts(name: str) -> bool:
         or name.endswith((".jsonl", ".corrupt"))
         or name in ("artifacts", "harness", "results", "scheduled-jobs.json")
     )
-
-
-def _check_references(schema: Any, refuse: Callable[[str], ContractInvalid]) -> None:
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012
-
-    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
-    for subschema in _subschemas(schema):
-        if "$id" in subschema and subschema is not schema:
-            raise refuse("has a nested $id; only the root may have one.")
-        for reference in (subschema[key] for key in _REFERENCES & subschema.keys()):
-            if not str(reference).startswith("#"):
-                raise refuse(f"refers outside itself: {_short(reference)}.")
-            try:
-                resolver.lookup(str(reference))
-            except Unresolvable as why:
-                raise refuse(f"refers to {_short(reference)}, which it does not define.") from why
-        for pattern in (subschema.get("pattern"), *subschema.get("patternProperties", ())):
-            try:
-                re.compile(pattern or "")
-            except (re.error, RecursionError, OverflowError) as why:
-                raise refuse(f"has a pattern that Python cannot read: {_short(why)}.") from why
-
-
-def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Give every object that may be a subschema, root first; what is plain data is left out."""
-    if isinstance(schema, list):
-        for element in schema:
-            yield from _subschemas(element)
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for key, value in schema.items():
-        if key in _NAMES_TO_SCHEMAS and isinstance(value, dict):
-            for subschema in value.values():
-                yield from _subschemas(subschema)
-        elif key not in _PLAIN_DATA:
-            yield from _subschemas(value)
-
-
-def _validator(schema: Any) -> "Validator":
-    from jsonschema import Draft202012Validator
-    from referencing import Registry
-
-    return Draft202012Validator(schema, registry=Registry())
-
-
-def _short(text: object) -> str:
-    said = str(text)
-    return said if len(said) <= _TEXT_CHARS else said[:_TEXT_CHARS] + "..."

@@ -64,12 +64,34 @@ class Spawning:
             RlmError: the first rule of the boundary that the spawn breaks (`admission.admit`), or
                 StoreFull, StoreUnavailable. Nothing was left behind.
         """
+        stops, registry = self._runner.stops(parent), registry_of(parent)
+        spec = await self.check(parent, prompt, options)
+        coming = self._coming.setdefault(parent.id, set())
+        child_id = self._new_id(parent)
+        name = spec.name or default_name(prompt, child_id)
+        coming.add(name)
+        try:
+            await self._admit(parent, _record(parent, spec, child_id, name, self._kin, item_id))
+        finally:
+            coming.discard(name)
+        child = registry.children[child_id]
+        if self._runner.stops(parent) != stops or parent.closing:
+            await self._runner.feed(parent, child, On.CANCEL)
+        else:
+            self._runner.begin(parent, child)
+            await self._runner.wake(parent)
+        return child
+
+    async def check(
+        self, parent: SessionActor, prompt: str, options: Mapping[str, Any]
+    ) -> Admitted:
+        """Hold a spawn to the boundary as it is now; nothing happens. Raises as `spawn`."""
         if "jsonschema" not in sys.modules:  # the first spawn of a host does not stop it for others
             await anyio.to_thread.run_sync(importlib.import_module, "jsonschema")
         spawns_left = await self._accounts.spawns_left(parent)
         registry, opened = registry_of(parent), parent.state.opened
-        coming, stops = self._coming.setdefault(parent.id, set()), self._runner.stops(parent)
-        spec = admit(
+        coming = self._coming.get(parent.id, set())
+        return admit(
             prompt,
             options,
             Parent(
@@ -85,20 +107,6 @@ class Spawning:
             ),
             resolve=self._resolve,
         )
-        child_id = self._new_id(parent)
-        name = spec.name or default_name(prompt, child_id)
-        coming.add(name)
-        try:
-            await self._admit(parent, _record(parent, spec, child_id, name, self._kin, item_id))
-        finally:
-            coming.discard(name)
-        child = registry.children[child_id]
-        if self._runner.stops(parent) != stops or parent.closing:
-            await self._runner.feed(parent, child, On.CANCEL)
-        else:
-            await self._runner.wake(parent)
-            self._runner.begin(parent, child)
-        return child
 
     async def _admit(self, parent: SessionActor, record: r.ChildAdmitted) -> None:
         await self._accounts.reserve_spawn(parent, record.child_id)

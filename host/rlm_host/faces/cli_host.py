@@ -17,7 +17,7 @@ from rlm_protocol.errors import HostLost, RlmError
 from .. import paths
 from ..client import HostClient
 from ..rpc.context import Handlers
-from ..rpc.hosting import IDLE_EXIT_S, serve_socket
+from ..rpc.hosting import serve_socket
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
 from ..rpc.sockets import connect, listening, peer_of, user_socket
@@ -38,7 +38,7 @@ def serve(argv: Sequence[str], app: App) -> int:
     parser.add_argument(
         "--idle-exit",
         action="store_true",
-        help=f"end after {IDLE_EXIT_S // 60} minutes with nobody attached and nothing running",
+        help="end after half an hour (host.idle_exit_s) with nobody attached and nothing running",
     )
     options = parser.parse_args(argv)
     try:
@@ -55,7 +55,7 @@ def serve(argv: Sequence[str], app: App) -> int:
                     services=services,
                     handlers=handlers,
                     lifetime=lifetime,
-                    idle_exit_s=IDLE_EXIT_S if options.idle_exit else None,
+                    idle_exit_s=launch.settings.host.idle_exit_s if options.idle_exit else None,
                 )
 
             return run_host(launch, app, serve, socket=path.absolute(), at_exit=block.close)
@@ -162,7 +162,7 @@ def stop(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     async def ask(path: Path) -> int:
-        async with HostClient.attach(path) as client:
+        async with HostClient.attach(path, reconnect_s=0) as client:
             params = {} if options.all else {"sessionId": options.session}
             stopped = await client.request("host/stop", params)
             return int(stopped["sessions"])

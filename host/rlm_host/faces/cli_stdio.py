@@ -62,6 +62,7 @@ def run(fds: tuple[int, int], args: list[str], app: App) -> int:
                 lifetime=lifetime,
                 server=server,
                 client_pid=options.client_pid,
+                idle_exit_s=launch.settings.host.idle_exit_s,
             )
 
         return run_host(launch, app, serve, socket=path, at_exit=block.close)

@@ -14,6 +14,9 @@ OutputEvent = kernel.Stdout | kernel.Stderr | kernel.Result | kernel.Display | k
 OnEvent = Callable[[OutputEvent], None]
 """Called in the loop, in order, for each event of a cell; must not block and must not raise."""
 
+OnSaved = Callable[["SnapshotReport"], Awaitable[None]]
+"""Awaited in the kernel's worker after each snapshot, whoever asked for it; must not raise."""
+
 HostRequests = Callable[[str, dict[str, Any], str | None], Awaitable[object]]
 """
 `(type, payload, cell_id)` → result, for a cell's `rlm.host_request`. Raises RlmError to refuse; an
@@ -91,8 +94,14 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot holds. Names in `skipped` will not come back."""
+    """
+    What a snapshot holds. Names in `skipped` will not come back.
 
+    `id` finds the snapshot again while it is kept; `cell_id` is the last cell that ran before it.
+    """
+
+    id: str = ""
+    cell_id: str | None = None
     saved: tuple[str, ...] = ()
     skipped: tuple[kernel.SkippedName, ...] = ()
     pruned: tuple[str, ...] = ()

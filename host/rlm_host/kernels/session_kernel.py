@@ -11,11 +11,13 @@ from typing import Self
 import msgspec
 
 from rlm_protocol import kernel
-from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied, RlmError
+from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
+from rlm_protocol.repl import SnapshotInfo
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
+from .bootstrap import Bootstrap, bind_code
 from .cell import (
     CellOutcome,
     Completion,
@@ -24,6 +26,7 @@ from .cell import (
     KernelStatus,
     Names,
     OnEvent,
+    OnSaved,
     OutputEvent,
     Revival,
     SnapshotReport,
@@ -32,15 +35,20 @@ from .client import Kernel, Question, open_kernel
 from .environment import KernelHost, prepare
 from .lifecycle import State
 from .recipe import Recipe, SessionFacts
+from .saving import Saving
 from .slot import KernelSlot
 from .snapshots import SnapshotStore
 from .worker import Worker, settle
 
-YIELD_MS = 1_000
-"""A session that closes gives its running cell this long, then kills it."""
+YIELD_MS = 800
+"""A session that closes or is stopped gives its running cell this long, then kills it."""
 LAST_SAVE_MS = 5_000
 DIED = (
     "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
+)
+OUT_OF_MEMORY = (
+    "The kernel was ended in this cell: its processes held more memory than there is, or than its "
+    "limit. The next cell starts another, with the last snapshot's names."
 )
 log = logging.getLogger(__name__)
 
@@ -76,7 +84,9 @@ class SessionKernel:
         host_requests: HostRequests,
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None] | None = None,
+        on_saved: OnSaved | None = None,
         persistent: bool = True,
+        bootstrap: Bootstrap = bind_code,
     ) -> None:
         """
         Nothing is started and nothing written.
@@ -91,7 +101,9 @@ class SessionKernel:
             host_requests: answers what cells ask.
             on_background: gets output that belongs to no running cell of ours.
             on_status: told of every change of `status`.
+            on_saved: told of every snapshot, also of those that nobody asked for.
             persistent: keep snapshots.
+            bootstrap: what a new process is told before its first cell.
         """
         self._host = host
         self._facts = SessionFacts(
@@ -101,15 +113,19 @@ class SessionKernel:
         self._on_background = on_background
         self._on_status = on_status
         store = SnapshotStore(host.home, session_dir) if persistent else None
-        self._slot = KernelSlot(self._open, store)
+        self._slot = KernelSlot(self._open, store, bootstrap)
         self._told_status = KernelStatus.ABSENT
         self._told_revival: Revival | None = None
         self._worker = Worker(self._between, self._end)
         self._cells: dict[str, _Cell] = {}
         self._running: _Cell | None = None
-        self._quiet: asyncio.Task[None] | None = None
-        self._unsaved = False
-        self._last_cell_ms = 0
+        self._saving = Saving(
+            self._slot,
+            self._worker,
+            clock=host.clock,
+            after_ms=host.snapshot_after_ms,
+            on_saved=on_saved,
+        )
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -182,6 +198,28 @@ class SessionKernel:
         self._interrupt(cell)
         return True
 
+    async def stop(self) -> None:
+        """
+        End every cell, running or waiting, and the tasks and commands that cells left running.
+
+        What does not yield in `YIELD_MS` is killed with the process; the last snapshot is kept.
+        """
+        ending = [cell.future for cell in self._cells.values() if cell.future is not None]
+        for cell in list(self._cells.values()):
+            self._interrupt(cell)
+        if ending:
+            _, stuck = await asyncio.wait(ending, timeout=YIELD_MS / 1000)
+            if stuck:
+                self.kill()
+                return
+        if self._slot.live is not None:
+            # A snapshot that is just being written is waited for.
+            limit_ms = LAST_SAVE_MS if self._worker.running else YIELD_MS
+            stopping = self._worker.put(self._slot.stop_background, first=True)
+            _, hanging = await asyncio.wait([stopping], timeout=limit_ms / 1000)
+            if hanging:
+                self.kill()
+
     # --- questions --------------------------------------------------------------------------------
 
     async def names(self, *, detail: bool = False) -> Names:
@@ -226,6 +264,12 @@ class SessionKernel:
 
     # --- the namespace as a whole -----------------------------------------------------------------
 
+    def rebind(self) -> None:
+        """Have a living process learn what `bootstrap` gives now, behind cells that wait."""
+        if self._slot.kernel is not None and self._ending is None:
+            # A process that dies over it is replaced by one that learns it at its start.
+            self._worker.put(self._slot.rebind).add_done_callback(_look_at)
+
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport:
         """
         Save the namespace now, behind cells that run or wait.
@@ -234,11 +278,34 @@ class SessionKernel:
             SnapshotFailed: nothing was saved; the last snapshot is as it was.
             KernelDied: the process ended over it.
         """
-        return await self._worker.put(lambda: self._save(prune_oversized))
+        return await self._worker.put(lambda: self._saving.now(prune_oversized=prune_oversized))
 
-    async def restore(self) -> Revival:
+    async def save_unsaved(self) -> None:
+        """Save what is newer than the last snapshot, behind cells that run or wait."""
+        await self._saving.unsaved()
+
+    async def unload(self) -> bool:
         """
-        Load the last snapshot over the namespace, behind cells that run or wait.
+        Save the namespace and end the process, if nothing is lost by it: the next cell starts one.
+
+        It stays while something that a cell began goes on (a thread, a task, a process, a request),
+        when a name cannot be saved, and when no snapshot is kept. Tells whether there is none now.
+
+        Raises SnapshotFailed, KernelDied.
+        """
+        if self.status is KernelStatus.ABSENT:
+            return True
+        ended = await self._worker.put(self._saving.unload)
+        self._tell_status()
+        return ended
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give the snapshots on disk, the newest first. Raises OSError."""
+        return await self._slot.snapshots()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
+        """
+        Load the last snapshot, or the named one, behind cells that run or wait.
 
         Raises:
             SnapshotUntrusted: this host has not written it.
@@ -246,7 +313,7 @@ class SessionKernel:
             KernelDied: the process ended over it.
             KernelUnavailable: no kernel can be started.
         """
-        return await self._worker.put(self._slot.restore)
+        return await self._worker.put(lambda: self._slot.restore(snapshot_id))
 
     async def restart(self, *, restore: bool) -> Revival | None:
         """
@@ -278,9 +345,10 @@ class SessionKernel:
         """
         End everything; afterwards no process of this kernel lives. Never raises for the kernel.
 
-        Waiting cells fail with SessionClosed. The running one is interrupted and killed after 1 s.
-        With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). A
-        host that must exit calls `kill()` first.
+        Waiting cells fail with SessionClosed. The running one is interrupted, and killed after
+        `YIELD_MS`.
+        With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). Who
+        must exit calls `kill()` first.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._close(snapshot))
@@ -320,17 +388,20 @@ class SessionKernel:
                 return _never_began(cell)
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
+            if not cell.silent:
+                self._saving.last_cell_id = cell.id
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
             if not (cell.interrupted or killed):
-                raise KernelDied(DIED, **why.data) from None
+                message = OUT_OF_MEMORY if why.data.get("reason") == "oom" else DIED
+                raise KernelDied(message, **why.data) from None
             cell.interrupted, error = True, None
         finally:
             self._running = None
         stopped = cell.interrupted and result is None and (error is None or _is_interrupt(error))
         if error is None and not stopped:
-            self._save_soon()
+            self._saving.soon()
         revival, self._told_revival = self._slot.revival, self._slot.revival
         return CellOutcome(
             cell_id=cell.id,
@@ -363,6 +434,7 @@ class SessionKernel:
         return open_kernel(
             host.processes,
             await prepare(host, self._facts),
+            templates=host.templates,
             host_requests=self._host_requests,
             on_background=self._on_background,
             on_state=self._state_changed,
@@ -381,34 +453,6 @@ class SessionKernel:
             if self._on_status is not None:
                 self._on_status(status)
 
-    # --- saving -----------------------------------------------------------------------------------
-
-    def _save_soon(self) -> None:
-        self._unsaved = True
-        self._last_cell_ms = self._host.clock.monotonic_ms()
-        if self._quiet is None or self._quiet.done():
-            self._quiet = asyncio.create_task(self._save_when_quiet())
-
-    async def _save_when_quiet(self) -> None:
-        clock, wait_ms = self._host.clock, self._host.snapshot_after_ms
-        while (left_ms := self._last_cell_ms + wait_ms - clock.monotonic_ms()) > 0:
-            await clock.sleep(left_ms)
-        if self._slot.keeps and not self._worker.waiting and self._ending is None:
-            await self._worker.put(self._save_quietly)
-
-    async def _save_quietly(self) -> None:
-        if not (self._unsaved and self._slot.keeps and self._slot.live):
-            return
-        try:
-            await self._save(False)
-        except RlmError as why:
-            log.warning("the kernel's namespace was not saved: %s", why)
-
-    async def _save(self, prune_oversized: bool) -> SnapshotReport:
-        report = await self._slot.save(prune_oversized=prune_oversized)
-        self._unsaved = False
-        return report
-
     async def _soon(self, live: Kernel, request: Question) -> kernel.Done:
         # A busy kernel answers within INSPECT_MS or not before its cell has ended.
         limit_ms = INSPECT_MS if self._running is not None else 10 * INSPECT_MS
@@ -424,15 +468,14 @@ class SessionKernel:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _close(self, snapshot: bool) -> None:
-        if self._quiet is not None:
-            self._quiet.cancel()
+        self._saving.stop()
         if not self._worker.close():
             return
         if self._running is not None:
             self._interrupt(self._running)
         ended = await self._worker.last(_nothing, limit_ms=YIELD_MS)
         if ended and snapshot:
-            ended = await self._worker.last(self._save_quietly, limit_ms=LAST_SAVE_MS)
+            ended = await self._worker.last(self._saving.quietly, limit_ms=LAST_SAVE_MS)
         if not ended:
             self.kill()
         await self._worker.finish(patience_ms=None if ended else YIELD_MS)
@@ -440,6 +483,11 @@ class SessionKernel:
 
 async def _nothing() -> None:
     pass
+
+
+def _look_at(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled() and (why := done.exception()) is not None:
+        log.warning("a kernel was not told what has changed: %s", why)
 
 
 def _never_began(cell: _Cell) -> CellOutcome:

@@ -9,20 +9,25 @@ nothing is written over it until the user drops it.
 
 Rule 1: the runtime writes a *next* pair; the host signs it, then renames it into place. A kill at
 any point leaves the old payload or the new one, signed. Rule 2: while both lie there, the signature
-file knows both.
+file knows both. Rule 3: a payload that is replaced is kept under its id, the beginning of its
+signature, as long as there is room: a session is forked at an earlier turn with the names it had.
 """
 
 import hashlib
 import hmac
 import logging
 import os
+import re
 import secrets
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from rlm_protocol.errors import SnapshotFailed, SnapshotUntrusted
 from rlm_protocol.framing import UNDECODABLE
+from rlm_protocol.limits import SNAPSHOT_BYTES
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.snapshot import HEADER_BYTES, layout
 
 from .. import paths
@@ -30,6 +35,9 @@ from .. import paths
 PAYLOAD, MANIFEST, SIGNATURES = "kernel-state.dill", "kernel-state.json", "kernel-state.sig"
 NEXT_PAYLOAD, NEXT_MANIFEST = "kernel-state.next.dill", "kernel-state.next.json"
 KEY, KEY_BYTES = "snapshot.key", 32
+KEPT, KEPT_BYTES = 8, SNAPSHOT_BYTES
+"""So many earlier payloads of a session are kept for forks, of so many bytes together."""
+_KEPT_NAME = re.compile(r"kernel-state\.([0-9a-f]{32})\.dill")
 _READ_BYTES = 1024 * 1024
 log = logging.getLogger(__name__)
 
@@ -59,13 +67,45 @@ class SnapshotStore:
             directory.remove(NEXT_MANIFEST)
         return self._dir / NEXT_PAYLOAD, self._dir / NEXT_MANIFEST
 
-    def commit(self) -> None:
-        """Sign the payload that the runtime has just written, and put it in place of the last."""
+    def commit(self) -> str:
+        """
+        Sign the payload that the runtime has just written, and put it in place of the last.
+
+        Returns:
+            Its id, by which `adopt` finds it while it is kept.
+        """
         with self._open() as directory:
-            mac = self._mac(directory, NEXT_PAYLOAD)
-            _write(directory, *_signatures(directory).macs, mac)
+            mac, known = self._mac(directory, NEXT_PAYLOAD), _signatures(directory).macs
+            _write(directory, *known, mac)
+            self._keep(directory, known)
             _roll_forward(directory)
             _write(directory, mac)
+            _forget_oldest(directory)
+        return _id(mac)
+
+    def adopt(self, source: "SnapshotStore", snapshot_id: str) -> bool:
+        """Take another session's snapshot as this one's. False: it is not kept there any more."""
+        with source._open() as directory, self._open() as own:
+            for name in (PAYLOAD, _kept(snapshot_id)):
+                if directory.exists(name) and _id(source._mac(directory, name)) == snapshot_id:
+                    own.remove(NEXT_PAYLOAD)
+                    own.remove(NEXT_MANIFEST)
+                    _copy(directory, name, own, NEXT_PAYLOAD)
+                    break
+            else:
+                return False
+        return self.commit() == snapshot_id
+
+    def kept(self) -> tuple[SnapshotInfo, ...]:
+        """Give the current snapshot and the earlier ones that are kept, the newest first."""
+        with self._open() as directory:
+            names = {_KEPT_NAME.fullmatch(name): name for name in directory.names()}
+            found = [_info(directory, name, at[1]) for at, name in names.items() if at]
+            if directory.exists(PAYLOAD):
+                current = _info(directory, PAYLOAD, _id(self._mac(directory, PAYLOAD)))
+                found = [one for one in found if one.id != current.id]
+                found.append(msgspec.structs.replace(current, current=True))
+        return tuple(sorted(found, key=lambda one: (one.current, one.taken_at_ms), reverse=True))
 
     def check(self) -> Path | None:
         """
@@ -88,10 +128,20 @@ class SnapshotStore:
         return self._dir / PAYLOAD
 
     def drop(self) -> None:
-        """Delete the snapshot, whoever wrote it."""
+        """Delete the snapshot and the earlier ones, whoever wrote them."""
         with self._open() as directory:
-            for name in (NEXT_PAYLOAD, NEXT_MANIFEST, SIGNATURES, MANIFEST, PAYLOAD):
+            kept = filter(_KEPT_NAME.fullmatch, directory.names())
+            for name in (NEXT_PAYLOAD, NEXT_MANIFEST, SIGNATURES, MANIFEST, PAYLOAD, *kept):
                 directory.remove(name)
+
+    def _keep(self, directory: paths.Directory, known: tuple[str, ...]) -> None:
+        """Keep the payload that is about to be replaced, where the file system can link files."""
+        if directory.exists(PAYLOAD):
+            mac = known[0] if len(known) == 1 else self._mac(directory, PAYLOAD)
+            try:
+                directory.link(PAYLOAD, _kept(_id(mac)))
+            except OSError as why:
+                log.debug("an earlier snapshot is not kept: %s", why)
 
     def _open(self) -> paths.Directory:
         return paths.Directory.open(self._dir)
@@ -123,12 +173,55 @@ def _feed(mac: hmac.HMAC, fd: int, span: slice) -> None:
         at += len(block)
 
 
+def _id(mac: str) -> str:
+    return mac[:32]
+
+
+def _info(directory: paths.Directory, name: str, snapshot_id: str) -> SnapshotInfo:
+    with directory.opened(name, os.O_RDONLY) as fd:
+        about = os.fstat(fd)
+    return SnapshotInfo(
+        id=snapshot_id, taken_at_ms=about.st_mtime_ns // 1_000_000, size_bytes=about.st_size
+    )
+
+
+def _kept(snapshot_id: str) -> str:
+    return f"kernel-state.{snapshot_id}.dill"
+
+
+def _copy(source: paths.Directory, name: str, target: paths.Directory, new: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with (
+        open(source.open_file(name, os.O_RDONLY), "rb") as old,
+        open(target.open_file(new, flags), "wb") as file,
+    ):
+        shutil.copyfileobj(old, file, _READ_BYTES)
+        about = os.fstat(old.fileno())
+        os.utime(file.fileno(), ns=(about.st_atime_ns, about.st_mtime_ns))
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _roll_forward(directory: paths.Directory) -> None:
     # In this order a manifest never lies beside a payload that it does not describe.
     directory.remove(MANIFEST)
     directory.rename(NEXT_PAYLOAD, PAYLOAD)
     if directory.exists(NEXT_MANIFEST):
         directory.rename(NEXT_MANIFEST, MANIFEST)
+
+
+def _forget_oldest(directory: paths.Directory) -> None:
+    """Delete kept payloads beyond the limits, the oldest first."""
+    kept = []
+    for name in filter(_KEPT_NAME.fullmatch, directory.names()):
+        with directory.opened(name, os.O_RDONLY) as fd:
+            found = os.fstat(fd)
+        kept.append((found.st_mtime_ns, found.st_size, name))
+    room = KEPT_BYTES
+    for number, (_, size_bytes, name) in enumerate(sorted(kept, reverse=True)):
+        room -= size_bytes
+        if number >= KEPT or room < 0:
+            directory.remove(name)
 
 
 def _signatures(directory: paths.Directory) -> _Signatures:

@@ -63,7 +63,7 @@ def _after_generation(head: Head, event: GenerationDone) -> Head:
     return Head(
         generation=event.generation + 1,
         live=_live(head.live, event.generation, decision, observation),
-        cost=head.cost + decision.cost,
+        cost=head.cost + decision.cost + event.apply_cost,
         elapsed_ms=head.elapsed_ms + decision.elapsed_ms,
         stalled=stalled_after(head.stalled, decision.action),
         defers=head.defers + 1 if deferred else 0,

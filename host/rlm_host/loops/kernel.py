@@ -1,26 +1,28 @@
 """`LoopKernel`: durable loops for those who call it, with or without an event loop."""
 
 import contextlib
-import re
-import secrets
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 
-from rlm_protocol import limits
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import ConfigInvalid, RlmError
-from rlm_protocol.loop_records import Completed, LoopConfig, Steps, Submitted
+from rlm_protocol.loop import Provenance
+from rlm_protocol.loop_records import Completed, LoopConfig, Steps
 
 from .audit import DecisionLog
 from .calls import StoreThread, adrive, drive
 from .compute import ComputeController
 from .inputs import check_config
 from .leases import Hold, LeaseKeeper
-from .report import LoopGeneration, LoopReport, read_report
+from .provenance import provenance_of
+from .report import LoopGeneration, LoopReport, read_report, submission
 from .stores.base import LEASE_MS, ControlAction, Lease, RunRow, RunStore
 from .stores.group_commit import Fault, no_fault
+from .submission import fork_run, submit_run
 from .telemetry import RSITelemetry
 from .worker import Surroundings, Work, Worker
 
@@ -46,6 +48,8 @@ class LoopKernel:
         decision_log: gets a row for each generation.
         telemetry: gets a span for each generation.
         compute: handed to the step as `context.compute`.
+        code: the folder whose state in Git is recorded with submissions and claims; the working
+            folder if None.
         on_generation: called with each generation once it is durable, and the run as it is then.
         lease_ms: how long a worker that has stopped keeps a run from others.
         fault: called at each named point of a generation, for tests.
@@ -60,6 +64,7 @@ class LoopKernel:
         decision_log: DecisionLog | None = None,
         telemetry: RSITelemetry | None = None,
         compute: ComputeController | None = None,
+        code: Path | None = None,
         on_generation: Callable[[RunRow, LoopGeneration], None] | None = None,
         lease_ms: int = LEASE_MS,
         fault: Fault = no_fault,
@@ -67,6 +72,7 @@ class LoopKernel:
         self.store = store
         self.config = config
         self._lease_ms = lease_ms
+        self._code = (code or Path()).absolute()
         self._around = Surroundings(
             store=store,
             gates=named(gates),
@@ -92,6 +98,8 @@ class LoopKernel:
         """
         Make a run durable and give its id; nothing runs yet. The same id again is a no-op.
 
+        Call it in a thread from a task: it may look at the working tree for a moment.
+
         Args:
             run_id: 1 to 64 letters, digits, `.`, `_`, `-`; a random one if None.
             config: of this run; the kernel's if None.
@@ -101,10 +109,8 @@ class LoopKernel:
             ConfigInvalid: a value of the configuration is missing or out of range. Nothing is kept.
             Conflict: the id belongs to a run with another configuration or other steps.
         """
-        run_id = _checked_id(run_id)
-        checked = check_config(config or self.config)
-        self.store.submit(run_id, Submitted(config=checked, seed_root=run_id, steps=steps))
-        return run_id
+        config = config or self.config
+        return submit_run(self.store, config, code=self._code, run_id=run_id, steps=steps)
 
     def run(
         self,
@@ -137,7 +143,7 @@ class LoopKernel:
             LeaseLost: another worker got it meanwhile; this one has written nothing since.
             RlmError: the store cannot be read or written. What was recorded is kept: call again.
         """
-        lease = self.store.claim(run_id, worker, ttl_ms=self._lease_ms)
+        lease = self._claim(run_id, worker, provenance_of(self._code))
         if lease is None:
             return self.report(run_id)
         work = Work(step=step, apply=apply, rollback=rollback)
@@ -190,8 +196,11 @@ class LoopKernel:
         claimed: list[Lease] = []
         worked: Worker | None = None
 
+        # Outside the stores' thread: all other runs would wait for Git.
+        provenance = await anyio.to_thread.run_sync(provenance_of, self._code)
+
         def claim() -> None:
-            lease = self.store.claim(run_id, worker, ttl_ms=self._lease_ms)
+            lease = self._claim(run_id, worker, provenance)
             claimed.extend([] if lease is None else [lease])
 
         async with self.stores as stores:
@@ -211,6 +220,9 @@ class LoopKernel:
             if worked is not None and not worked.ended:
                 await stores.call(lambda: self.store.release(claimed[0]))
 
+    def _claim(self, run_id: str, worker: str, provenance: Provenance) -> Lease | None:
+        return self.store.claim(run_id, worker, ttl_ms=self._lease_ms, provenance=provenance)
+
     def _worker(self, hold: Hold, work: Work) -> Worker | None:
         """Give the worker of a claimed run, or end a run whose configuration makes no sense."""
         lease, row = hold.lease, hold.lease.row
@@ -220,10 +232,8 @@ class LoopKernel:
             last = Completed(status="failed", reason="config_invalid")
             self.store.append(lease, [last], row.head, status=last.status, reason=last.reason)
             return None
-        first = self.store.get(lease.run_id, "submitted")
-        assert first is not None, "a run begins with its submission"
-        assert isinstance(first.event, Submitted)
-        return Worker(self._around, hold, config, first.event.seed_root, work)
+        first = submission(self.store, lease.run_id)
+        return Worker(self._around, hold, config, first.seed_root, work)
 
     # --- looking and asking -------------------------------------------------------------------
 
@@ -285,30 +295,15 @@ class LoopKernel:
             ConfigInvalid: a value is out of range, or the parent has not completed the generation.
             RunNotFound, Conflict: of parent and new id.
         """
-        new_run_id = _checked_id(new_run_id)
-        first = self.store.get(run_id, "submitted")
-        assert first is not None, "a run begins with its submission"
-        assert isinstance(first.event, Submitted)
-        submitted = msgspec.structs.replace(
-            first.event,
-            config=check_config(config or first.event.config),
-            seed_root=new_run_id if reseed else first.event.seed_root,
-            parent=run_id,
-            forked_at=generation,
+        return fork_run(
+            self.store,
+            run_id,
+            generation,
+            code=self._code,
+            new_run_id=new_run_id,
+            config=config,
+            reseed=reseed,
         )
-        self.store.fork(run_id, generation, new_run_id, submitted)
-        return new_run_id
-
-
-def _checked_id(run_id: str | None) -> str:
-    if run_id is None:
-        return secrets.token_hex(16)
-    if not isinstance(run_id, str) or not re.fullmatch(limits.ID_PATTERN, run_id):
-        allowed = "1 to 64 letters, digits, dots, underscores and hyphens"
-        raise ConfigInvalid(
-            f"run_id must be {allowed}.", field="run_id", allowed=allowed, got=repr(run_id)
-        )
-    return run_id
 
 
 def named(gates: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:

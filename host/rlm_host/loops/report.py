@@ -4,19 +4,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
+
 from rlm_protocol.errors import StoreCorrupt
-from rlm_protocol.loop import RunStatus
+from rlm_protocol.loop import Provenance, RunStatus
 from rlm_protocol.loop_records import (
     TERMINAL,
     Action,
+    Claimed,
     GenerationDone,
     Head,
+    Submitted,
     to_float,
     to_number,
 )
 
 from .head import fold
-from .stores.base import EventRow, RunReader
+from .stores.base import EventRow, RunReader, RunRow
+from .stores.rows import submitted_in
 
 
 def _plain(value: Any) -> Any:
@@ -54,7 +59,7 @@ class LoopGeneration:
             reason=decision.reason,
             reward=to_float(event.observation.reward),
             gain=None if decision.gain is None else to_float(decision.gain),
-            cost=decision.cost,
+            cost=decision.cost + event.apply_cost,
             artifact_id=event.observation.artifact_id,
             stop=decision.stop,
             applied=event.applied,
@@ -67,9 +72,26 @@ class LoopGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopClaim:
+    """A worker that took the run, and with what code. `at_ms` is wall clock."""
+
+    token: int
+    worker: str
+    at_ms: int
+    provenance: Provenance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give a JSON object."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return plain | {"provenance": msgspec.structs.asdict(self.provenance)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopReport:
     """
     One run as it stands, with all its complete generations in order.
+
+    `provenance` is of its submission, `claims` are the workers that took it, in order.
 
     `best_reward` and `best_artifact_id` are of the live artifact: None before the first accept.
     `stopped_reason` is None while the run goes on; of a paused run it is the reason of the pause.
@@ -83,6 +105,8 @@ class LoopReport:
     best_artifact_id: str | None
     cost: float
     elapsed_ms: float
+    provenance: Provenance | None
+    claims: list[LoopClaim]
     generations: list[LoopGeneration]
 
     @property
@@ -94,6 +118,9 @@ class LoopReport:
         """Give a JSON object with the same names."""
         plain = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         plain["terminal"] = self.terminal
+        if self.provenance is not None:
+            plain["provenance"] = msgspec.structs.asdict(self.provenance)
+        plain["claims"] = [claim.to_dict() for claim in self.claims]
         plain["generations"] = [generation.to_dict() for generation in self.generations]
         return plain
 
@@ -107,11 +134,10 @@ def read_report(store: RunReader, run_id: str) -> LoopReport:
         StoreCorrupt: an event is damaged or missing, or the head does not follow from the events.
     """
     row = store.head(run_id)
-    head, generations = Head(), []
+    head, told = Head(), _Told()
     for recorded in read_events(store, run_id, until=row.seq):
         head = fold(head, recorded.event)
-        if isinstance(recorded.event, GenerationDone):
-            generations.append(LoopGeneration.from_event(recorded.event))
+        told.add(recorded)
     if head != row.head:
         raise StoreCorrupt(
             f"The head of run {run_id} does not follow from its events.", run_id=run_id
@@ -125,8 +151,76 @@ def read_report(store: RunReader, run_id: str) -> LoopReport:
         best_artifact_id=accepted.artifact_id if accepted else None,
         cost=head.cost,
         elapsed_ms=head.elapsed_ms,
-        generations=generations,
+        provenance=told.provenance,
+        claims=told.claims,
+        generations=told.generations,
     )
+
+
+class _Told:
+    """What events tell people of, in order."""
+
+    def __init__(self) -> None:
+        self.provenance: Provenance | None = None
+        self.claims: list[LoopClaim] = []
+        self.generations: list[LoopGeneration] = []
+
+    def add(self, row: EventRow) -> None:
+        match row.event:
+            case Submitted():
+                self.provenance = row.event.provenance
+            case Claimed(worker=worker, provenance=provenance):
+                claim = LoopClaim(
+                    token=row.token, worker=worker, at_ms=row.at_ms, provenance=provenance
+                )
+                self.claims.append(claim)
+            case GenerationDone():
+                self.generations.append(LoopGeneration.from_event(row.event))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPage:
+    """A part of a report; `next_after` is None when it is the last."""
+
+    run: RunRow
+    provenance: Provenance | None
+    claims: list[LoopClaim]
+    generations: list[LoopGeneration]
+    next_after: int | None
+
+
+def read_page(store: RunReader, run_id: str, *, after: int = -1, limit: int) -> ReportPage:
+    """
+    Read at most `limit` generations that come after one, and nothing before them.
+
+    Its claims are those after that one and before the page's last generation; on the last page, all
+    that are left.
+
+    Raises:
+        RunNotFound, StoreCorrupt: as the store says.
+    """
+    run = store.head(run_id)
+    told, next_after, seq = _Told(), None, 0
+    if after >= 0:
+        last = store.get(run_id, f"generation:{after}")
+        seq = run.seq if last is None else last.seq
+    for recorded in read_events(store, run_id, after=seq, until=run.seq):
+        told.add(recorded)
+        if len(told.generations) == limit < run.head.generation - after - 1:
+            next_after = told.generations[-1].generation
+            break
+    return ReportPage(
+        run=run,
+        provenance=submission(store, run_id).provenance,
+        claims=told.claims,
+        generations=told.generations,
+        next_after=next_after,
+    )
+
+
+def submission(store: RunReader, run_id: str) -> Submitted:
+    """Give what a run began with. Raises RunNotFound, or StoreCorrupt: it is damaged."""
+    return submitted_in(store.get(run_id, "submitted"))
 
 
 def read_events(store: RunReader, run_id: str, *, after: int = 0, until: int) -> Iterator[EventRow]:

@@ -13,15 +13,15 @@ import msgspec
 
 from rlm_protocol import loop as wire
 from rlm_protocol.errors import LeaseHeld, RlmError, Unsupported
-from rlm_protocol.loop_records import GenerationDone, LoopConfig, Steps, Submitted
+from rlm_protocol.loop_records import LoopConfig, Steps
 
-from .audit import DecisionLog, LogRow
+from .audit import DecisionLog
 from .kernel import LoopKernel
-from .report import LoopGeneration
+from .report import LoopGeneration, read_page, submission
 from .steps import Runners, check_steps, work_of
 from .stores.base import LEASE_MS, ControlAction, RunRow, RunStore
 from .telemetry import RSITelemetry
-from .wire import generation_of, run_of
+from .wire import decisions_of, generation_of, report_of, run_of
 from .worker import Work
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class LoopService:
         config = LoopConfig(given.pop("tenant"), given.pop("workspace"), **given)
         run_id = params.run_id or _run_id(params.idempotency_key, config.tenant, config.workspace)
         kernel = await self._kernel()
-        await kernel.stores.call(lambda: kernel.submit(run_id, config=config, steps=steps))
+        await anyio.to_thread.run_sync(lambda: kernel.submit(run_id, config=config, steps=steps))
         return await self.read(run_id)
 
     async def run(self, run_id: str) -> wire.Run:
@@ -119,12 +119,10 @@ class LoopService:
         run = await self.read(run_id)
         if run.status != "running":
             return run
-        first = await kernel.stores.call(lambda: kernel.store.get(run_id, "submitted"))
-        assert first is not None, "a run begins with its submission"
-        assert isinstance(first.event, Submitted)
-        if first.event.steps is None:
+        steps = (await kernel.stores.call(lambda: submission(kernel.store, run_id))).steps
+        if steps is None:
             raise Unsupported("Only the program that submitted this run can go on with it.")
-        work = work_of(first.event.steps, self._runners)
+        work = work_of(steps, self._runners)
         if run_id not in self._running:
             refusals: list[RlmError] = []
             claimed = self._running[run_id] = anyio.Event()
@@ -181,15 +179,10 @@ class LoopService:
     async def report(self, params: wire.LoopReportParams) -> wire.LoopReportResult:
         """Give a page of generations. Raises RunNotFound."""
         kernel = await self._kernel()
-        generations = await kernel.stores.call(
-            lambda: _generations(kernel.store, params.run_id, params.after, params.limit + 1)
+        page = await kernel.stores.call(
+            lambda: read_page(kernel.store, params.run_id, after=params.after, limit=params.limit)
         )
-        shown = tuple(map(generation_of, generations[: params.limit]))
-        return wire.LoopReportResult(
-            run=await self.read(params.run_id),
-            generations=shown,
-            next_after=shown[-1].generation if len(generations) > params.limit else None,
-        )
+        return report_of(page)
 
     async def list_runs(self, params: wire.LoopListParams) -> wire.LoopListResult:
         """Give a page of runs, newest first."""
@@ -209,21 +202,20 @@ class LoopService:
         """Submit a run that begins with another's generations. See `LoopKernel.fork`."""
         kernel = await self._kernel()
         run_id = params.new_run_id or _run_id(params.idempotency_key, params.run_id, "fork")
-        await kernel.stores.call(
+        await anyio.to_thread.run_sync(
             lambda: kernel.fork(params.run_id, params.generation, new_run_id=run_id)
         )
         return await self.read(run_id)
 
-    async def decisions(
-        self, run_id: str | None = None, *, after: int = 0, limit: int = 200
-    ) -> tuple[LogRow, ...]:
+    async def decisions(self, params: wire.LoopDecisionsParams) -> wire.LoopDecisionsResult:
         """Give a page of the decision log; nothing when this host keeps none."""
         kernel, decision_log = await self._kernel(), self._log
         if decision_log is None:
-            return ()
-        return tuple(
-            await kernel.stores.call(lambda: decision_log.rows(run_id, after=after, limit=limit))
+            return wire.LoopDecisionsResult(decisions=())
+        rows = await kernel.stores.call(
+            lambda: decision_log.rows(params.run_id, after=params.after, limit=params.limit)
         )
+        return decisions_of(rows, limit=params.limit)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -288,23 +280,6 @@ class LoopService:
             log.warning("loop %s cannot be read after it has ended: %s", run_id, why)
         else:
             self._on_completed(wire.LoopCompletedNotice(run_id=run_id, run=run, error=error))
-
-
-def _generations(
-    store: RunStore, run_id: str, after: int, limit: int
-) -> tuple[LoopGeneration, ...]:
-    """Read at most `limit` generations that come after one."""
-    found: tuple[LoopGeneration, ...] = ()
-    last = store.get(run_id, f"generation:{after}") if after >= 0 else None
-    seq = 0 if last is None else last.seq
-    while len(found) < limit and (page := store.events(run_id, after=seq)):
-        seq = page[-1].seq
-        found += tuple(
-            LoopGeneration.from_event(row.event)
-            for row in page
-            if isinstance(row.event, GenerationDone) and row.event.generation > after
-        )
-    return found[:limit]
 
 
 def _run_id(key: str | None, *scope: str) -> str:

@@ -6,7 +6,8 @@ what they do must be idempotent for `(run_id, generation)`.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -67,24 +68,28 @@ def work_of(steps: Steps, runners: Runners) -> Work:
     check_steps(steps, runners)
 
     async def step(context: LoopContext) -> LoopObservation:
-        request = wire.LoopStepRequest(context=context_of(context))
-        runner = runners[type(steps.step)]
-        if not isinstance(runner, Metered):
-            work = runner.step(steps.step, request)
-            return observation_of(await unless_cancelled(context, work))
-        before = await runner.spent(steps.step)
-        try:
+        runner, request = (
+            runners[type(steps.step)],
+            wire.LoopStepRequest(context=context_of(context)),
+        )
+        async with _metered(context, runner, steps.step):
             seen = await unless_cancelled(context, runner.step(steps.step, request))
-        finally:  # a failed attempt is charged as well
-            metered = max(0.0, await runner.spent(steps.step) - before)
-            context.charge(metered)
-        return observation_of(msgspec.structs.replace(seen, cost=metered))
+        if isinstance(runner, Metered):
+            seen = msgspec.structs.replace(seen, cost=context.charged)
+        return observation_of(seen)
+
+    async def carry_out(
+        spec: wire.Step | None, context: LoopContext, request: wire.LoopApplyRequest
+    ) -> None:
+        runner = runners[type(spec)]
+        async with _metered(context, runner, spec):
+            await runner.apply(spec, request)
 
     async def apply(context: LoopContext, observation: LoopObservation) -> None:
         request = wire.LoopApplyRequest(
             context=context_of(context), observation=to_wire(observation)
         )
-        await runners[type(steps.apply)].apply(steps.apply, request)
+        await carry_out(steps.apply, context, request)
 
     async def rollback(context: LoopContext, accepted: Accepted | None) -> None:
         observation = wire.StepObservation(
@@ -94,13 +99,26 @@ def work_of(steps: Steps, runners: Runners) -> Work:
         request = wire.LoopApplyRequest(
             context=context_of(context), observation=observation, action="rollback"
         )
-        await runners[type(steps.rollback)].apply(steps.rollback, request)
+        await carry_out(steps.rollback, context, request)
 
     return Work(
         step=step,
         apply=None if steps.apply is None else apply,
         rollback=None if steps.rollback is None else rollback,
     )
+
+
+@contextlib.asynccontextmanager
+async def _metered(context: LoopContext, runner: StepRunner[Any], spec: Any) -> AsyncIterator[None]:
+    """Charge the run what a metered place spends during the block, however the block ends."""
+    if not isinstance(runner, Metered):
+        yield
+        return
+    before = await runner.spent(spec)
+    try:
+        yield
+    finally:
+        context.charge(max(0.0, await runner.spent(spec) - before))
 
 
 async def unless_cancelled(context: LoopContext, work: Coroutine[Any, Any, T]) -> T:

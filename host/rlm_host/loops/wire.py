@@ -1,13 +1,16 @@
 """What is said on the wire about loops, made of what the kernel and its stores say. Pure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rlm_protocol import loop as wire
-from rlm_protocol.loop_records import ObservationRecord, to_number
+from rlm_protocol.loop_records import ObservationRecord, decode_config, to_number
 
+from .audit import LogRow
 from .context import LoopContext
 from .inputs import LoopObservation
-from .report import LoopGeneration
+from .report import LoopGeneration, ReportPage
 from .stores.base import RunRow
 
 RECENT = 16
@@ -23,10 +26,54 @@ def run_of(row: RunRow) -> wire.Run:
         workspace=row.workspace,
         status=row.status,
         generation=row.head.generation,
+        max_generations=_max_generations(row.config),
         best_reward=row.head.best,
         best_artifact_id=accepted.artifact_id if accepted else None,
         stopped_reason=row.reason,
         cost=row.head.cost,
+    )
+
+
+def _max_generations(config: bytes) -> int | None:
+    try:
+        return decode_config(config).max_generations
+    except msgspec.DecodeError:
+        return None
+
+
+def report_of(page: ReportPage) -> wire.LoopReportResult:
+    """Give a page of a report."""
+    return wire.LoopReportResult(
+        run=run_of(page.run),
+        generations=tuple(map(generation_of, page.generations)),
+        next_after=page.next_after,
+        provenance=page.provenance,
+        claims=tuple(
+            wire.LoopClaim(
+                token=claim.token,
+                worker=claim.worker,
+                at_ms=claim.at_ms,
+                provenance=claim.provenance,
+            )
+            for claim in page.claims
+        ),
+    )
+
+
+def decisions_of(rows: Sequence[LogRow], *, limit: int) -> wire.LoopDecisionsResult:
+    """Give a page of the decision log; a full page may be followed by another."""
+    return wire.LoopDecisionsResult(
+        decisions=tuple(
+            wire.LoopDecision(
+                id=row.id,
+                kind=row.kind,
+                run_id=row.run_id,
+                generation=row.generation,
+                decision=row.decision,
+            )
+            for row in rows
+        ),
+        next_after=rows[-1].position if len(rows) == limit else None,
     )
 
 

@@ -193,19 +193,21 @@ class Worker:
 
     def _carry_out(self, decided: Intent, span: GenerationSpan) -> Logic[None]:
         """Do what was decided, then record the generation, whatever the decision was."""
-        applied = False
+        applied, cost = False, 0.0
         if decided.decision.action in ("accept", "rollback"):
             phase, function = self._work.carrying_out(decided.decision.action)
             if function is not None:
-                applied = yield from self._apply(phase, function, decided, span)
-                if not applied:
+                done = yield from self._apply(phase, function, decided, span)
+                if done is None:
                     yield from self._finish("failed", f"{phase}_failed")
                     return
+                applied, cost = True, done.charged
         self._around.fault("loop.after_apply")
         event = GenerationDone(
             generation=decided.generation,
             decision=decided.decision,
             applied=applied,
+            apply_cost=cost,
             span_id=span.id,
             verdicts=decided.verdicts,
             observation=decided.observation,
@@ -224,8 +226,8 @@ class Worker:
 
     def _apply(
         self, phase: Phase, function: Callable[..., Any], decided: Intent, span: GenerationSpan
-    ) -> Logic[bool]:
-        """Call apply or rollback until it returns; False when it has failed too often."""
+    ) -> Logic[LoopContext | None]:
+        """Call apply or rollback until it returns; None when it has failed too often."""
         while self._head.apply_failures < self._config.step_attempts:
             context = self._context(self._head.apply_failures)
             if phase == "apply":
@@ -237,10 +239,10 @@ class Worker:
                 yield StoreCall(self._hold.check)
             try:
                 yield UserCall(function, (context, what))
-                return True
+                return context
             except Exception as why:
                 yield from self._fail(phase, why, context, started_s, span)
-        return False
+        return None
 
     # --- recording ----------------------------------------------------------------------------
 

@@ -100,6 +100,8 @@ def _next_answer(
 
 
 def _cells(text: str) -> list[list[Step]]:
+    if text.startswith("["):  # the host tells of cells that ran; nobody asks for them again
+        return []
     run = _RUN.match(text)
     cells = [run.group(1).strip()] if run else _FENCE.findall(text)
     return [[Step(call=cell)] for cell in cells if cell.strip()]

@@ -4,7 +4,7 @@ import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -20,14 +20,17 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BLANK = frozenset(string.whitespace)
 NANO_USD = 1_000_000_000
 
+Usd = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
 
 class PriceSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A price in USD per million tokens, as vendors publish it."""
 
-    input_usd_per_mtok: float
-    output_usd_per_mtok: float
-    cache_read_usd_per_mtok: float | None = None
-    cache_write_usd_per_mtok: float | None = None
+    input_usd_per_mtok: Usd
+    output_usd_per_mtok: Usd
+    cache_read_usd_per_mtok: Usd | None = None
+    cache_write_usd_per_mtok: Usd | None = None
 
     def price(self) -> Price:
         """Give it in whole nano-USD."""
@@ -43,8 +46,8 @@ class ModelSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A model that the catalog does not know. What is not said is unknown, never assumed."""
 
     name: str
-    context_window_tokens: int | None = None
-    max_output_tokens: int | None = None
+    context_window_tokens: Positive | None = None
+    max_output_tokens: Positive | None = None
     thinking: tuple[Thinking, ...] = ()
     price: PriceSetting | None = None
 
@@ -64,8 +67,8 @@ class ProviderSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     api_key_env: str | None = None
     models: tuple[str | ModelSetting, ...] = ()
     scripts: dict[str, str] = {}
-    max_concurrent: int = 16
-    idle_timeout_ms: int = 600_000
+    max_concurrent: Positive = 16
+    idle_timeout_ms: Positive = 600_000
 
     def model_settings(self) -> tuple[ModelSetting, ...]:
         """Give the models, each as a table."""
@@ -124,8 +127,6 @@ def _read_one(name: str, table: object, base_dir: Path) -> ProviderSetting:
         raise ConfigInvalid(f"{where}: only a scripted provider has scripts.")
     if not all(model.name and not set(model.name) & BLANK for model in merged.model_settings()):
         raise ConfigInvalid(f"{where}: a model's name is not empty and has no blanks.")
-    if merged.max_concurrent < 1 or merged.idle_timeout_ms < 1:
-        raise ConfigInvalid(f"{where}: max_concurrent and idle_timeout_ms are at least 1.")
     scripts = {script: str(base_dir / path) for script, path in merged.scripts.items()}
     return msgspec.structs.replace(merged, scripts=scripts)
 

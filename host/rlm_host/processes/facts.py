@@ -114,6 +114,17 @@ def can_adopt() -> bool:
     return prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(ctypes.c_int()))
 
 
+def can_fork_guards() -> bool:
+    """Tell whether kernels can be forked from templates here: it takes pidfds and a subreaper."""
+    return hasattr(os, "pidfd_open") and can_adopt() and has_proc()
+
+
+def umask() -> str:
+    """Give what the umask of this process is, without changing it; "" where nobody says."""
+    rows = _read("/proc/self/status").splitlines()
+    return next((row for row in rows if row.startswith("Umask:")), "")
+
+
 def harden_host() -> bool:
     """
     Make this process unreadable for its cells, and the parent of whatever they orphan.
@@ -127,6 +138,20 @@ def harden_host() -> bool:
     """
     hidden = prctl(PR_SET_DUMPABLE, 0)
     return prctl(PR_SET_CHILD_SUBREAPER, 1) and hidden
+
+
+def oom_kills() -> int:
+    """Give how many processes the system has killed for want of memory: of our cgroup, or all."""
+    try:
+        cgroup = _read("/proc/self/cgroup").rpartition("0::")[2].splitlines()[0]
+        counters = _read(f"/sys/fs/cgroup{cgroup}/memory.events") or _read("/proc/vmstat")
+    except IndexError:
+        counters = _read("/proc/vmstat")
+    for line in counters.splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.isdecimal():
+            return int(count)
+    return 0
 
 
 def open_pidfd(pid: int) -> int | None:

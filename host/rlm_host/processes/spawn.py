@@ -12,10 +12,12 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -23,8 +25,10 @@ from rlm_protocol.limits import STDERR_TAIL_BYTES
 
 from . import facts
 from .guard import GUARD_FD, GuardLink
+from .handles import Handle, Spawned
 from .ledger import Ledger, Started
 from .pipes import PipeReader, PipeWriter, to_the_end
+from .spare import Spare
 from .sweep import SPAWN_TAG, adopted, kill_all, reap_adopted, tagged, tree
 
 GUARD_ANSWER_S = 1.0
@@ -41,6 +45,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
     code: int
     stderr_tail: str
+    out_of_memory: bool = False
+    """Its guard ended it because its tree held too much memory."""
 
     @property
     def signal_name(self) -> str | None:
@@ -56,11 +62,14 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 class Child:
     """One running process. Made by `Processes.spawn`; lives no longer than its block."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], tag: str, guard: GuardLink | None) -> None:
-        self._popen = popen
-        self.pid = popen.pid
+    def __init__(
+        self, process: Handle, tag: str, guard: GuardLink | None, *, adopts: bool = False
+    ) -> None:
+        self._process = process
+        self.pid = process.pid
         self.tag = tag
         self.guard = guard
+        self.adopts = adopts
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         """Set once: the process is reaped and its last output has been handed over."""
         self.stdin: PipeWriter
@@ -78,7 +87,7 @@ class Child:
     @property
     def running(self) -> bool:
         """Tell whether the process has not been reaped yet."""
-        return self._popen.returncode is None
+        return self._process.returncode is None
 
     def interrupt(self) -> None:
         """Send SIGINT to the kernel alone: by its guard, never to a launcher that stands before."""
@@ -88,18 +97,15 @@ class Child:
     def terminate(self) -> None:
         """Ask the process and its group to end (SIGTERM)."""
         if self.guard is None or not self.guard.terminate():
-            self._signal_group(signal.SIGTERM)
+            self._process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End the whole tree at once: by its guard, else the group. The block's end makes sure."""
-        if self.guard is None or not self.guard.kill():
-            self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        # A reaped leader's number may belong to somebody else by now.
-        if self.running:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+        if self.guard is not None and self.guard.pid is None:
+            # A guard that cannot hear us stands behind a launcher, whose end is its order to kill.
+            self._process.signal(signal.SIGKILL, group=False)
+        elif self.guard is None or not self.guard.kill():
+            self._process.signal(signal.SIGKILL)
 
     def _serve(
         self, stdin: int, stdout: int, stderr: int, on_stdout: Callable[[bytes], None]
@@ -114,7 +120,7 @@ class Child:
         self.stdin = PipeWriter(stdin)
         self._stdout = PipeReader(stdout, heard)
         self._stderr = PipeReader(stderr, self._keep_tail)
-        pidfd = facts.open_pidfd(self.pid)
+        pidfd = self._process.open_pidfd()
         if pidfd is not None:
             self._watch = (pidfd, loop)
             loop.add_reader(pidfd, self._reap)
@@ -122,7 +128,7 @@ class Child:
             threading.Thread(target=self._wait_in_thread, args=(loop,), daemon=True).start()
 
     def _wait_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._popen.wait()
+        self._process.wait()
         with contextlib.suppress(RuntimeError):  # the loop was closed under a block: nobody waits
             loop.call_soon_threadsafe(self._reap)
 
@@ -131,7 +137,7 @@ class Child:
         del self._tail[:-STDERR_TAIL_BYTES]
 
     def _reap(self) -> None:
-        if self._popen.poll() is None:
+        if self._process.poll() is None:
             return
         if self._watch is not None:
             pidfd, loop = self._watch
@@ -164,11 +170,13 @@ class Child:
         if self._deadline is not None:
             self._deadline.cancel()
         self._stderr.close()
-        code = self._popen.returncode
+        code = self._process.returncode
+        assert code is not None
         if self.guard is not None:
             self.guard.close()
             code = self.guard.exit_code if self.guard.exit_code is not None else code
-        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail))
+        full = self.guard is not None and self.guard.out_of_memory
+        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail, out_of_memory=full))
 
 
 class Processes:
@@ -178,6 +186,9 @@ class Processes:
         """`ledger` None: nothing is recorded, for tests and for hosts without a home."""
         self._ledger = ledger
         self._children: dict[int, Child] = {}
+        self._spares: dict[int, Spare] = {}
+        self._starting = threading.Lock()
+        """Held from the fork of a child until it is known: a sweep must not take it for a stray."""
 
     @property
     def running(self) -> int:
@@ -193,6 +204,8 @@ class Processes:
         cwd: Path,
         on_stdout: Callable[[bytes], None],
         guarded: bool,
+        adopts: bool = False,
+        hand_over: Mapping[str, socket.socket] = MappingProxyType({}),
         label: str | None = None,
     ) -> AsyncIterator[Child]:
         """
@@ -208,59 +221,83 @@ class Processes:
             cwd: working directory.
             on_stdout: called in the loop with each chunk, then once with b""; must not block.
             guarded: hand over RLM_GUARD_FD. Only for programs that are, or start with, a guard.
+            adopts: the program adopts what its descendants orphan, and ends it. What it has not
+                ended when it ends itself is swept; what lives under a child of ours is not.
+            hand_over: sockets to pass on and close here, by the variable that tells the number.
             label: what people call it; the program's name by default.
 
         Raises:
             OSError: the program cannot be started. Nothing is left behind.
         """
-        child = self._start(argv, env, cwd, on_stdout, guarded)
-        try:
-            await self._record(child, label or Path(argv[0]).name)
-            yield child
-        finally:
-            await to_the_end(self._end(child))
-
-    def _start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
-        on_stdout: Callable[[bytes], None],
-        guarded: bool,
-    ) -> Child:
         tag = secrets.token_hex(8)
         guard = GuardLink(lambda _: None) if guarded else None
-        marks = {SPAWN_TAG: tag}
-        if guard is not None:
-            marks[GUARD_FD] = str(guard.theirs.fileno())
-        pipes = [os.pipe() for _ in range(3)]
-        (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr) = pipes
+        sockets = {**hand_over, **({GUARD_FD: guard.theirs} if guard is not None else {})}
         try:
-            popen = subprocess.Popen(
-                list(argv),
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env={**env, **marks},
-                cwd=cwd,
-                start_new_session=True,
-                pass_fds=(guard.theirs.fileno(),) if guard is not None else (),
-            )
+            with self._starting:
+                process, pipes = _start(argv, {**env, SPAWN_TAG: tag}, cwd, sockets)
+                child = Child(process, tag, guard, adopts=adopts)
+                self._children[child.pid] = child
         except BaseException:
-            for fd in (our_stdin, our_stdout, our_stderr):
-                os.close(fd)
             if guard is not None:
                 guard.close()
             raise
         finally:
-            for fd in (stdin, stdout, stderr):
-                os.close(fd)
-        if guard is not None:
-            guard.handed_over()
-        child = Child(popen, tag, guard)
+            for theirs in sockets.values():
+                theirs.close()
+        async with self._own(child, pipes, on_stdout, label or Path(argv[0]).name):
+            yield child
+
+    @contextlib.asynccontextmanager
+    async def take(
+        self,
+        spare: Spare,
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        on_stdout: Callable[[bytes], None],
+        label: str,
+    ) -> AsyncIterator[Child]:
+        """
+        Let a spare live, and own it for the length of the block. All else as `spawn`.
+
+        Raises:
+            OSError: it is gone, or cannot have this environment or folder. It has been ended.
+        """
+        tag = secrets.token_hex(8)
+        try:
+            spare.live({**env, SPAWN_TAG: tag}, cwd)
+        except BaseException:
+            await to_the_end(self.discard(spare))
+            raise
+        child = Child(spare.process, tag, spare.guard)
         self._children[child.pid] = child
-        child._serve(our_stdin, our_stdout, our_stderr, on_stdout)
-        return child
+        del self._spares[child.pid]
+        async with self._own(child, spare.release(), on_stdout, label):
+            yield child
+
+    def keep(self, spare: Spare) -> None:
+        """Own a spare until it is taken or discarded."""
+        self._spares[spare.process.pid] = spare
+
+    async def discard(self, spare: Spare) -> None:
+        """End a spare that nobody has taken."""
+        await spare.aclose()
+        del self._spares[spare.process.pid]
+
+    @contextlib.asynccontextmanager
+    async def _own(
+        self,
+        child: Child,
+        pipes: tuple[int, int, int],
+        on_stdout: Callable[[bytes], None],
+        label: str,
+    ) -> AsyncIterator[None]:
+        child._serve(*pipes, on_stdout)
+        try:
+            await self._record(child, label)
+            yield
+        finally:
+            await to_the_end(self._end(child))
 
     async def _record(self, child: Child, label: str) -> None:
         if self._ledger is None:
@@ -293,28 +330,64 @@ class Processes:
         await asyncio.wait({child.ended}, timeout=UNKILLABLE_S)
         if not child.ended.done():
             child._abandon()
+            child._process.close()
             log.error("process %d did not end by SIGKILL; it is left to the next start", child.pid)
             return
         self._children.pop(child.pid)
         if child.guard is None or child.guard.exit_code is None:
+            await child._process.swept(GUARD_ANSWER_S)
             await asyncio.to_thread(self._sweep_after, child)
+        child._process.close()
         if self._ledger is not None:
             await self._write(self._ledger.remove, child.tag)
 
     def _sweep_after(self, child: Child) -> None:
         """End what a child without a guard, or with a broken one, has left."""
-        own = set(self._children)
-        tags = {c.tag for c in self._children.values()}
-        orderly = all(c.guard is not None for c in self._children.values())
 
         def left(table: dict[int, facts.ProcessFact]) -> list[facts.ProcessFact]:
+            with self._starting:
+                living = list(self._children.values())
+                own = {*self._children, *self._spares}
             # Without a mark it may belong to a living child that has no guard to keep it.
+            orderly = all(c.guard is not None or c.adopts for c in living)
             orphans = [
                 f
                 for f in adopted(own, table)
-                if orderly and not any(facts.has_variable(f.pid, SPAWN_TAG, t) for t in tags)
+                if orderly and not any(facts.has_variable(f.pid, SPAWN_TAG, c.tag) for c in living)
             ]
-            return [*tagged(child.tag, table), *orphans]
+            # The mark of one that adopts is also on what it has forked for others.
+            return orphans if child.adopts else [*tagged(child.tag, table), *orphans]
 
         kill_all(left)
-        reap_adopted(own)
+        reap_adopted({*self._children, *self._spares})
+
+
+def _start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    sockets: Mapping[str, socket.socket],
+) -> tuple[Spawned, tuple[int, int, int]]:
+    """Start a program. Gives our ends of its stdin, stdout and stderr. Raises OSError."""
+    numbers = {name: theirs.fileno() for name, theirs in sockets.items()}
+    pipes = [os.pipe() for _ in range(3)]
+    (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr) = pipes
+    try:
+        popen = subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env={**env, **{name: str(number) for name, number in numbers.items()}},
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=tuple(numbers.values()),
+        )
+    except BaseException:
+        for fd in (our_stdin, our_stdout, our_stderr):
+            os.close(fd)
+        raise
+    finally:
+        for fd in (stdin, stdout, stderr):
+            os.close(fd)
+    return Spawned(popen), (our_stdin, our_stdout, our_stderr)

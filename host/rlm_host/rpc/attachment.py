@@ -17,6 +17,7 @@ from rlm_protocol.limits import (
     ATTACHMENT_HARD_BYTES,
     ATTACHMENT_SOFT_BYTES,
     CLIENT_IN_FLIGHT,
+    KIB,
 )
 from rlm_protocol.methods import EVENTS
 from rlm_protocol.rpc import Answered, Id, RpcPeer
@@ -26,13 +27,17 @@ from .outbox import Outbox
 
 log = logging.getLogger(__name__)
 
+BURST_BYTES = 64 * KIB
+"""So much is written without waiting for the end of the loop's pass."""
+
 
 class ClientAttachment:
     """
     Owns the outgoing half of one connection until `close`.
 
-    Writes at once while the descriptor takes it and lets the loop finish what it does not take;
-    never waits for the client. Everything here runs on the loop's thread.
+    What one pass of the loop sends leaves in one write at its end, or earlier at BURST_BYTES;
+    the loop finishes what the descriptor does not take. Nothing waits for the client. Everything
+    here runs on the loop's thread.
     """
 
     def __init__(
@@ -53,8 +58,12 @@ class ClientAttachment:
         self._asked: dict[Id, asyncio.Future[msgspec.Raw]] = {}
         self._on_close: list[Callable[[], None]] = []
         self._watching = False
+        self._held = False
+        self._flush_comes = False
         self._drained: asyncio.Future[None] | None = None
         self.closed = False
+        self.initialized = False
+        """Whether the client has shaken hands: it hears nothing before."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -76,6 +85,7 @@ class ClientAttachment:
             self._send(method, self._encode(method, payload), payload)
         elif self._outbox:
             self._outbox.put_droppable(method, payload)
+            self._queued()
         else:
             self._send(method, self._encode(method, payload))
 
@@ -126,7 +136,7 @@ class ClientAttachment:
             body = self.peer.respond(id_, result)
         except UnicodeEncodeError:
             body = self.peer.respond(id_, _scrubbed(result))
-        self._send("", encode_headers(body))
+        self._answer(body)
 
     def fail(self, id_: Id, error: RlmError) -> None:
         """Refuse a request."""
@@ -134,7 +144,7 @@ class ClientAttachment:
             body = self.peer.fail(id_, error)
         except (UnicodeEncodeError, TypeError, ValueError):
             body = self.peer.fail(id_, type(error)(_scrubbed(error.message)))
-        self._send("", encode_headers(body))
+        self._answer(body)
 
     def reply_raw(self, body: bytes) -> None:
         """Send an answer that the peer's bookkeeping has already made."""
@@ -149,6 +159,16 @@ class ClientAttachment:
             future.set_exception(from_jsonrpc(event.error))
         else:
             future.set_result(event.result if event.result is not None else msgspec.Raw(b"null"))
+
+    def hold(self) -> None:
+        """Let what is sent from now on wait for `flush`, which the caller promises."""
+        self._held = True
+
+    def flush(self) -> None:
+        """Write what waits, as far as the descriptor takes it."""
+        self._held = self._flush_comes = False
+        if self._outbox and not self._watching and not self.closed:
+            self._write()
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until everything is written, `timeout_s` at most; tell whether it is."""
@@ -181,6 +201,11 @@ class ClientAttachment:
         except UnicodeEncodeError:
             return encode_headers(self.peer.notify(method, _scrubbed(payload)))
 
+    def _answer(self, body: bytes) -> None:
+        self._send("", encode_headers(body))
+        if not self._held:  # somebody waits for it: with what was told before, and at once
+            self.flush()
+
     def _send_body(self, method: str, render: Callable[[str, Any], bytes], payload: object) -> None:
         if not self.closed:
             self._send(method, encode_headers(render(method, payload)))
@@ -191,8 +216,18 @@ class ClientAttachment:
         self._outbox.put(method, frame, payload)
         if self._outbox.slow:
             self._lose("slow")
-        elif not self._watching:
+        else:
+            self._queued()
+
+    def _queued(self) -> None:
+        """See to it that what was queued is written."""
+        if self._watching:
+            return
+        if self._outbox.unsent_bytes >= BURST_BYTES:
             self._write()
+        elif not (self._held or self._flush_comes):
+            self._flush_comes = True
+            self._loop.call_soon(self.flush)
 
     def _write(self) -> None:
         """Write until the descriptor is full or the queue is empty."""
@@ -246,6 +281,12 @@ class Attachments:
         """Count an attachment until it closes."""
         self._open[attachment.id] = attachment
         attachment.on_close(lambda: self._remove(attachment))
+
+    def broadcast(self, method: str, payload: msgspec.Struct, *, but: str) -> None:
+        """Notify every client but one."""
+        for attachment in tuple(self._open.values()):
+            if attachment.initialized and attachment.id != but:
+                attachment.notify(method, payload)
 
     def _remove(self, attachment: ClientAttachment) -> None:
         if self._open.pop(attachment.id, None) is not None:

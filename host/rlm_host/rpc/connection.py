@@ -4,17 +4,14 @@ import asyncio
 import contextvars
 import functools
 import logging
-import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import anyio
-import anyio.abc
 import msgspec
 
 from rlm_protocol.errors import (
-    InvalidParams,
     InvalidRequest,
     MethodNotFound,
     NotInitialized,
@@ -22,12 +19,11 @@ from rlm_protocol.errors import (
     RlmError,
     TruncatedFrame,
     Unsupported,
-    to_jsonrpc,
 )
-from rlm_protocol.framing import NEED_DATA, UNDECODABLE, HeaderReceiver, Refused, decode_error
+from rlm_protocol.framing import NEED_DATA, UNDECODABLE, HeaderReceiver, Refused
 from rlm_protocol.host import CancelParams, InitializeParams
 from rlm_protocol.limits import CLIENT_HEADER_BYTES, CLIENT_MESSAGE_BYTES
-from rlm_protocol.methods import METHODS, Method
+from rlm_protocol.methods import METHODS, RESERVED
 from rlm_protocol.rpc import (
     Answered,
     Id,
@@ -35,6 +31,7 @@ from rlm_protocol.rpc import (
     RequestReceived,
     RpcPeer,
     Violation,
+    refusal,
 )
 
 from .attachment import ClientAttachment, internal_error
@@ -42,9 +39,13 @@ from .capabilities import initialize_result
 from .context import Context, Handler
 from .endpoint import Endpoint
 from .lsp import Language
+from .params import decode_params
 from .services import Services
+from .workers import Workers
 
 SETTLE_S, DRAIN_S = 0.1, 0.3
+EXIT = "exit"
+"""The reason of an end that the client has asked for."""
 log = logging.getLogger(__name__)
 
 
@@ -55,13 +56,30 @@ class Ended(msgspec.Struct, frozen=True):
     clean: bool
 
 
+class _Request:
+    """One request of the client, until it is answered."""
+
+    __slots__ = ("cancelled", "handler", "id", "method", "params", "task")
+
+    def __init__(self, id_: Id, method: str, handler: Handler, params: Any) -> None:
+        self.id, self.method, self.handler, self.params = id_, method, handler, params
+        self.task: asyncio.Task[None] | None = None  # that in which it waits
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
 class Connection:
     """
     Owns one endpoint from its first byte to `close`.
 
-    Requests run in `tasks`, the host's own group: they outlive a client that is gone. `on_end` is
-    called once, with the reason, when the client has ended the connection or broken it; whoever
-    made the connection then closes it.
+    Requests run in `workers`, the host's own: they outlive a client that is gone. What one read has
+    brought starts when all of it is known: a request that is cancelled in the same breath never
+    runs, and the answers leave in one write. `on_end` is called once, with the reason, when the
+    client has ended the connection or broken it; whoever made the connection then closes it.
     """
 
     def __init__(
@@ -70,21 +88,22 @@ class Connection:
         *,
         services: Services,
         handlers: Mapping[str, Handler],
-        tasks: anyio.abc.TaskGroup,
+        workers: Workers,
         on_end: Callable[[Ended], None],
         on_initialize: Callable[[InitializeParams], None] = lambda _params: None,
     ) -> None:
         self._endpoint = endpoint
         self._services = services
         self._handlers = handlers
-        self._tasks = tasks
+        self._workers = workers
         self._on_end = on_end
         self._on_initialize = on_initialize
         self._loop = asyncio.get_running_loop()
         self._frames = HeaderReceiver(
             max_frame_bytes=CLIENT_MESSAGE_BYTES, max_header_bytes=CLIENT_HEADER_BYTES
         )
-        self._running: dict[Id, anyio.CancelScope] = {}
+        self._open: dict[Id, _Request] = {}
+        self._ready: list[Callable[[], None]] = []
         self._initialized = False
         self._shutdown = False
         self._ended = False
@@ -116,13 +135,15 @@ class Connection:
         """Let what runs finish in SETTLE_S, cancel the rest, and give that as long to answer."""
         with anyio.move_on_after(SETTLE_S):
             await self._until_idle()
-        for scope in self._running.values():
-            scope.cancel()
+        for request in self._open.values():
+            request.cancel()
         with anyio.move_on_after(SETTLE_S):
             await self._until_idle()
 
     async def close(self) -> None:
-        """Write what is queued for DRAIN_S at most, then let go of the endpoint."""
+        """Write what is queued for DRAIN_S at most, then let go of the endpoint. Twice is once."""
+        if self.attachment.closed:
+            return
         self._ended = True
         self._stop_reading()
         with anyio.CancelScope(shield=True):
@@ -131,7 +152,7 @@ class Connection:
         self._endpoint.close()
 
     async def _until_idle(self) -> None:
-        while self._running:
+        while self._open:
             self._idle = anyio.Event()
             await self._idle.wait()
 
@@ -162,7 +183,17 @@ class Connection:
     def _received(self, data: bytes) -> None:
         if self._ended:
             return
-        self._frames.receive_data(data)
+        self.attachment.hold()
+        try:
+            self._frames.receive_data(data)
+            self._take_frames()
+            ready, self._ready = self._ready, []
+            for begin in ready:
+                begin()
+        finally:
+            self.attachment.flush()
+
+    def _take_frames(self) -> None:
         try:
             while not self._ended:
                 frame = self._frames.next_frame()
@@ -171,18 +202,14 @@ class Connection:
                 if frame is None:
                     self._end("end of stream", clean=True)
                 elif isinstance(frame, Refused):
-                    self._reply_without_id(frame.error)
+                    self.attachment.reply_raw(refusal(frame.error))
                 else:
                     self._frame(frame)
         except TruncatedFrame:
             self._end("end of stream inside a message", clean=True)
         except RlmError as error:
-            self._reply_without_id(error)
+            self.attachment.reply_raw(refusal(error))
             self._end(f"unreadable header: {error}", clean=False)
-
-    def _reply_without_id(self, error: RlmError) -> None:
-        body = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": to_jsonrpc(error)})
-        self.attachment.reply_raw(body)
 
     def _end(self, reason: str, *, clean: bool) -> None:
         if self._ended:
@@ -211,9 +238,9 @@ class Connection:
                     if event.reply is not None:
                         self.attachment.reply_raw(event.reply)
         except Exception as bug:  # the connection goes on: its other requests have done no wrong
-            refusal = internal_error("the connection", bug)
+            error = internal_error("the connection", bug)
             if isinstance(event, RequestReceived) and event.id in self.peer.open_theirs:
-                self.attachment.fail(event.id, refusal)
+                self.attachment.fail(event.id, error)
 
     def _requested(self, request: RequestReceived) -> None:
         try:
@@ -224,120 +251,101 @@ class Connection:
             elif self._shutdown:
                 raise InvalidRequest("The connection is shutting down.")
             elif request.method == "shutdown":
-                decode_params(METHODS["shutdown"], request.params)
+                decode_params("shutdown", request.params)
                 self._shutdown = True
                 self.attachment.respond(request.id, None)
             else:
                 self._dispatch(request)
-        except RlmError as refusal:
-            self.attachment.fail(request.id, refusal)
+        except RlmError as error:
+            self.attachment.fail(request.id, error)
 
     def _dispatch(self, request: RequestReceived) -> None:
-        row = METHODS.get(request.method)
+        method = request.method
         params: Any = request.params
-        if (language := self._language.handler(request.method)) is not None:
-            handler = language
-        elif row is None or row.direction != "client":
-            raise MethodNotFound(method=request.method[:200])
-        elif row.name not in self._handlers:
-            raise Unsupported(method=row.name)
-        else:
-            handler = self._handlers[row.name]
-            params = decode_params(row, request.params)
-        scope = anyio.CancelScope()
-        self._running[request.id] = scope
-        self._tasks.start_soon(self._run, request.id, request.method, handler, params, scope)
+        handler = self._handlers.get(method)
+        if handler is not None:
+            params = decode_params(method, params)
+        elif (handler := self._language.handler(method)) is None:
+            row = METHODS.get(method)
+            if (row is None or row.direction != "client") and method not in RESERVED:
+                raise MethodNotFound(method=method[:200])
+            raise Unsupported(method=method)
+        asked = self._open[request.id] = _Request(request.id, method, handler, params)
+        self._ready.append(functools.partial(self._begin, asked))
 
-    async def _run(
-        self, id_: Id, name: str, handler: Handler, params: Any, scope: anyio.CancelScope
-    ) -> None:
+    def _begin(self, request: _Request) -> None:
+        if request.cancelled:
+            self._refuse(request, RequestCancelled())
+            self._settled(request, [])
+        else:
+            request.task = self._workers.start(self._run(request))
+
+    async def _run(self, request: _Request) -> None:
         """Run one request to its one answer."""
         after: list[Callable[[], None]] = []
-        answer: Callable[[], None] | None = None
+        context = Context(self._services, self.attachment, request.id, after)
         try:
-            with scope:
-                if not scope.cancel_called:  # cancelled before it began: it never runs
-                    context = Context(self._services, self.attachment, id_, after)
-                    result = await handler(context, params)
-                    answer = functools.partial(self._respond, id_, name, result)
-        except RlmError as refusal:
-            answer = functools.partial(self.attachment.fail, id_, refusal)
+            result = await request.handler(context, request.params)
+        except asyncio.CancelledError:
+            self._refuse(request, RequestCancelled())
+            raise
+        except RlmError as error:
+            self._refuse(request, error)
         except Exception as bug:
-            answer = functools.partial(self.attachment.fail, id_, internal_error(name, bug))
+            self._refuse(request, internal_error(request.method, bug))
+        else:
+            self._respond(request, result)
         finally:
-            self._running.pop(id_, None)
-            if not self.attachment.closed:
-                (answer or functools.partial(self.attachment.fail, id_, RequestCancelled()))()
-            for callback in after:
-                callback()
-            if not self._running:
-                self._idle.set()
+            self._settled(request, after)
 
-    def _respond(self, id_: Id, name: str, result: object) -> None:
+    def _respond(self, request: _Request, result: object) -> None:
+        if self.attachment.closed:
+            return
         try:
-            self.attachment.respond(id_, result)
+            self.attachment.respond(request.id, result)
         except (TypeError, ValueError) as bug:
-            self.attachment.fail(id_, internal_error(f"the result of {name}", bug))
+            self._refuse(request, internal_error(f"the result of {request.method}", bug))
+
+    def _refuse(self, request: _Request, error: RlmError) -> None:
+        if not self.attachment.closed:
+            self.attachment.fail(request.id, error)
+
+    def _settled(self, request: _Request, after: list[Callable[[], None]]) -> None:
+        self._open.pop(request.id, None)
+        for callback in after:
+            callback()
+        if not self._open:
+            self._idle.set()
 
     def _notified(self, event: NotificationReceived) -> None:
         match event.method:
             case "exit":
-                self._end("exit", clean=self._shutdown)
+                self._end(EXIT, clean=self._shutdown)
             case "$/cancelRequest":
                 self._cancel(event.params)
             case _ if self._initialized:
                 log.debug("%s: notification %s", self.attachment.id, event.method[:200])
-                self._language.notified(event.method, event.params)
+                self._ready.append(
+                    functools.partial(self._language.notified, event.method, event.params)
+                )
 
     def _cancel(self, params: msgspec.Raw) -> None:
         try:
             id_ = msgspec.json.decode(params, type=CancelParams).id
         except UNDECODABLE:
             return
-        scope = self._running.get(id_)
-        if scope is not None:
-            scope.cancel()
+        request = self._open.get(id_)
+        if request is not None:
+            request.cancel()
 
     # --- life cycle -------------------------------------------------------------------------------
 
     def _initialize(self, request: RequestReceived) -> object:
         if self._initialized:
             raise InvalidRequest("The connection is initialized already.")
-        params = decode_params(METHODS["initialize"], request.params)
+        params = decode_params("initialize", request.params)
         result = initialize_result(params, frozenset(self._handlers))
-        self._initialized = True
+        self._initialized = self.attachment.initialized = True
         self._language.initialize(params)
         self._on_initialize(params)
         return result
-
-
-@functools.cache
-def _decoder(row_name: str) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(METHODS[row_name].params)
-
-
-_AT = re.compile(r"^(?P<what>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)
-_FIELD = re.compile(r"(?:unknown|required) field `(?P<field>[^`]*)`")
-
-
-def decode_params(row: Method, params: msgspec.Raw) -> Any:
-    """
-    Give the params as the row's Struct; missing and null mean none.
-
-    Raises:
-        InvalidParams: with `path`, a JSONPath of the place that is wrong.
-    """
-    raw = b"{}" if bytes(params) == b"null" else params
-    try:
-        return _decoder(row.name).decode(raw)
-    except UNDECODABLE as why:
-        raise _invalid(decode_error(why)) from None
-
-
-def _invalid(reason: str) -> InvalidParams:
-    found = _AT.match(reason)
-    what, path = (found["what"], found["path"]) if found else (reason, "$")
-    field = _FIELD.search(what)
-    if field is not None:
-        path = f"{path}.{field['field']}"
-    return InvalidParams(f"The parameters do not fit the method: {what}.", path=path)

@@ -8,6 +8,8 @@ import msgspec
 from rlm_protocol.base import Cursor, Params
 from rlm_protocol.session import SessionResumeResult
 
+from .detaching import is_attended, leave, root_of
+
 if TYPE_CHECKING:
     from ..sessions.session import SessionActor
     from .context import Attachment, Context
@@ -22,6 +24,11 @@ class Feed:
         self._kept: list[tuple[str, msgspec.Struct]] = []
         self._free = asyncio.Event()
         self._free.set()
+
+    @property
+    def client_id(self) -> str:
+        """The attachment's id: a client has a feed for each session that it hears."""
+        return self._attachment.id
 
     def __call__(self, method: str, payload: msgspec.Struct) -> None:
         """Hear one notification."""
@@ -81,16 +88,13 @@ class Feeds:
         if feed is None:
             return
         actor.detach(feed)
-        wish = actor.state.options.on_detach
-        if not actor.subscriptions.listeners and wish in ("stop", "finish"):
-            leaving = asyncio.ensure_future(_leave(actor, at_once=wish == "stop"))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+        root = root_of(actor)
+        wish = root.state.options.on_detach
+        if wish in ("stop", "finish") and not is_attended(root):
+            self.leave(root, at_once=wish == "stop")
 
-
-async def _leave(actor: "SessionActor", *, at_once: bool) -> None:
-    """End a session that nobody hears any more, unless somebody has come back meanwhile."""
-    if not at_once:
-        await actor.wait_idle()
-    if not actor.subscriptions.listeners:
-        await actor.close(reason="detached")
+    def leave(self, root: "SessionActor", *, at_once: bool) -> None:
+        """Have a session end that nobody hears any more: now, or when nothing of it runs."""
+        leaving = asyncio.ensure_future(leave(root, at_once=at_once))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)

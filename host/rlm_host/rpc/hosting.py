@@ -9,20 +9,19 @@ import anyio.abc
 
 from rlm_protocol.host import InitializeParams
 
-from .connection import Connection, Ended
+from ..processes.terminal import leave_terminal
+from .connection import EXIT, Connection, Ended
 from .context import Handler
+from .detaching import LOOK_S, goes_on, is_attended, keeps
 from .endpoint import Endpoint
 from .lifetime import Lifetime
 from .services import Services
 from .sockets import accepting
-
-IDLE_EXIT_S = 30 * 60
-"""A host that was started for `attach --start` ends itself after so long with nothing to do."""
-LOOK_S = 1.0
+from .workers import Workers
 
 
 class Hosting:
-    """Makes connections of one host. `tasks` owns every request, also of clients that are gone."""
+    """Makes the connections of one host. `workers` owns their requests, also once clients left."""
 
     def __init__(
         self,
@@ -30,18 +29,20 @@ class Hosting:
         handlers: Mapping[str, Handler],
         lifetime: Lifetime,
         tasks: anyio.abc.TaskGroup,
+        workers: Workers,
     ) -> None:
         self._services = services
         self._handlers = handlers
         self._lifetime = lifetime
-        self._tasks = tasks
+        self._tasks, self._workers = tasks, workers
         self._followed: set[int] = set()
 
     def stdio(self, fds: tuple[int, int]) -> Connection:
-        """Serve the client that started us: its end is the host's."""
+        """Serve the client that started us: its end is the host's, unless a session goes on."""
 
         def on_end(ended: Ended) -> None:
-            self._lifetime.end(0 if ended.clean else 1, ended.reason)
+            ends = self._lifetime.end if ended.reason == EXIT else self._lifetime.leave
+            ends(0 if ended.clean else 1, ended.reason)
 
         def on_initialize(params: InitializeParams) -> None:
             self.follow(params.process_id)
@@ -72,7 +73,7 @@ class Hosting:
             endpoint,
             services=self._services,
             handlers=self._handlers,
-            tasks=self._tasks,
+            workers=self._workers,
             on_end=on_end,
             on_initialize=on_initialize,
         )
@@ -88,6 +89,7 @@ async def serve_stdio(
     lifetime: Lifetime,
     server: socket.socket | None = None,
     client_pid: int | None = None,
+    idle_exit_s: float,
 ) -> int:
     """
     Serve one client until it, a signal or `host/stop` ends the host; give the exit code.
@@ -95,17 +97,43 @@ async def serve_stdio(
     0 after `shutdown` and `exit`, or when the client is gone (end of stream, broken pipe, death of
     its process); 1 after an `exit` without `shutdown`, an unreadable header, or a client that was
     too slow; 128 + n after signal n. Others may come by `server` meanwhile.
+
+    When the client is gone and the `onDetach` of a session wants it, the host leaves the client's
+    terminal and goes on: with a session to keep until nobody was attached and nothing ran for
+    `idle_exit_s`, else until nothing runs any more.
     """
-    async with anyio.create_task_group() as tasks:
-        hosting = Hosting(services, handlers, lifetime, tasks)
+    async with anyio.create_task_group() as tasks, Workers() as workers:
+        hosting = Hosting(services, handlers, lifetime, tasks, workers)
+        lifetime.goes_on = lambda: goes_on(
+            services.agents.open_sessions, reachable=server is not None
+        )
         hosting.follow(client_pid)
         connection = hosting.stdio(fds)
         with accepting(server, hosting.accept) if server else contextlib.nullcontext():
+            if await lifetime.until_left():
+                await _let_go(connection, services)
+                patience_s = _patience(services, idle_exit_s)
+                tasks.start_soon(_end_when_idle, services, lifetime, patience_s)
             code = await lifetime.wait()
         await connection.settle()
         await connection.close()
         tasks.cancel_scope.cancel()
     return code
+
+
+async def _let_go(connection: Connection, services: Services) -> None:
+    """Have nothing of the client's any more, and end the sessions that were only its."""
+    await connection.close()
+    leave_terminal()
+    for actor in services.agents.open_sessions:
+        alone = actor.depth == 0 and not is_attended(actor)
+        if alone and actor.state.options.on_detach in (None, "stop"):
+            services.feeds.leave(actor, at_once=True)
+
+
+def _patience(services: Services, idle_exit_s: float) -> Callable[[], float]:
+    """Give for how long a host waits for somebody: not at all without a session to keep."""
+    return lambda: idle_exit_s if keeps(services.agents.open_sessions) else 0.0
 
 
 async def serve_socket(
@@ -122,19 +150,21 @@ async def serve_socket(
     With `idle_exit_s` the host ends itself, with code 0, when nobody was attached and nothing ran
     for so long.
     """
-    async with anyio.create_task_group() as tasks:
-        hosting = Hosting(services, handlers, lifetime, tasks)
+    async with anyio.create_task_group() as tasks, Workers() as workers:
+        hosting = Hosting(services, handlers, lifetime, tasks, workers)
         with accepting(server, hosting.accept):
             if idle_exit_s is not None:
-                tasks.start_soon(_end_when_idle, services, lifetime, idle_exit_s)
+                tasks.start_soon(_end_when_idle, services, lifetime, lambda: idle_exit_s)
             code = await lifetime.wait()
         tasks.cancel_scope.cancel()
     return code
 
 
-async def _end_when_idle(services: Services, lifetime: Lifetime, idle_exit_s: float) -> None:
+async def _end_when_idle(
+    services: Services, lifetime: Lifetime, patience_s: Callable[[], float]
+) -> None:
     idle_s = 0.0
-    while idle_s < idle_exit_s:
+    while services.busy or idle_s < patience_s():
         await anyio.sleep(LOOK_S)
         idle_s = 0.0 if services.busy else idle_s + LOOK_S
-    lifetime.end(0, f"nothing to do for {idle_exit_s:.0f} s")
+    lifetime.end(0, f"nothing to do for {idle_s:.0f} s")

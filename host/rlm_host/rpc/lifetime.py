@@ -25,7 +25,7 @@ POLL_S = 1.0
 
 class Lifetime:
     """
-    One host's end. Runs on the loop's thread.
+    One host's end, and that of the client that started it. Runs on the loop's thread.
 
     `code` is None while the host lives. From the first `end` on a watchdog thread ends the process
     after GONE_MS, for what is not on disk by then must be recovered at the next start anyway.
@@ -33,7 +33,11 @@ class Lifetime:
 
     def __init__(self, *, watchdog: bool = True) -> None:
         self.code: int | None = None
+        self.goes_on: Callable[[], bool] = lambda: False
+        """Whether the host outlives its client; also asked by a signal handler: it only looks."""
         self._over = anyio.Event()
+        self._left = anyio.Event()
+        self._gone = False
         self._watchdog = watchdog
         self._timer: threading.Timer | None = None
         self._interrupted_at: float | None = None
@@ -44,6 +48,11 @@ class Lifetime:
         assert self.code is not None
         return self.code
 
+    async def until_left(self) -> bool:
+        """Wait until the client is gone or the host ends; tell whether the host goes on."""
+        await self._left.wait()
+        return self.code is None
+
     def end(self, code: int, reason: str) -> None:
         """End the host. A later reason changes nothing."""
         if self.code is not None:
@@ -51,7 +60,19 @@ class Lifetime:
         log.info("ending: %s", reason)
         self.code = code
         self._over.set()
+        self._left.set()
         self._watch(code)
+
+    def leave(self, code: int, reason: str) -> None:
+        """The client is gone: end, unless the host goes on. Only the first time counts."""
+        if self._gone or self.code is not None:
+            return
+        self._gone = True
+        if self.goes_on():
+            log.info("going on without the client: %s", reason)
+            self._left.set()
+        else:
+            self.end(code, reason)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -64,7 +85,9 @@ class Lifetime:
         loop = asyncio.get_running_loop()
 
         def signalled(number: int, _frame: object) -> None:
-            self._watch(EXIT_CODES[signal.Signals(number)])
+            # What may go on is not watched: it would be killed in the midst of its work.
+            if number != signal.SIGHUP or not (self._gone or self.goes_on()):
+                self._watch(EXIT_CODES[signal.Signals(number)])
             loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
 
         old = {number: signal.signal(number, signalled) for number in EXIT_CODES}
@@ -75,6 +98,9 @@ class Lifetime:
                 signal.signal(number, handler)
 
     def _signalled(self, number: signal.Signals) -> None:
+        if number == signal.SIGHUP:
+            self.leave(EXIT_CODES[number], number.name)
+            return
         now = asyncio.get_running_loop().time()
         if self.code is not None:
             again = number == signal.SIGINT and self._interrupted_at is not None
@@ -93,7 +119,7 @@ class Lifetime:
 
     def follow(self, pid: int) -> Callable[[], Coroutine[Any, Any, None]]:
         """
-        Give what ends the host, with code 0, when the process `pid` is gone. Cancellable.
+        Give what calls `leave`, with code 0, when the process `pid` is gone. Cancellable.
 
         The process is taken hold of at once: one that dies right after this call is seen to do so.
 
@@ -119,7 +145,7 @@ class Lifetime:
         else:
             log.warning("the client's process %d cannot be seen from here", pid)
             return
-        self.end(0, f"the client's process {pid} is gone")
+        self.leave(0, f"the client's process {pid} is gone")
 
 
 def _exists(pid: int) -> bool:

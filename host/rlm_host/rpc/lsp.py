@@ -132,11 +132,11 @@ class Language:
         """
         Take a notification, if it is one of the features'; what it breaks is logged.
 
-        In its turn behind the requests before it, which have started by then, and so see the
+        In its turn behind the requests before it, which have begun by then, and so see the
         documents as they were.
         """
         if method in NOTIFICATIONS:
-            asyncio.get_running_loop().call_soon(self._take, method, params)
+            self._take(method, params)
 
     def _take(self, method: str, params: msgspec.Raw) -> None:
         if self._attachment.closed:

@@ -20,22 +20,24 @@ from rlm_protocol.repl import ReplOutput
 from rlm_protocol.session import SessionResync
 from rlm_protocol.usage import UsageUpdated
 
+NOTHING = memoryview(b"")
 Encode = Callable[[str, msgspec.Struct], bytes]
 """Method and payload in, framed bytes out."""
 MERGED_CHARS = 64 * KIB
 """A merged delta grows to this and no further: joining stays cheap and frames stay small."""
+WRITE_BYTES = 64 * KIB
+"""Small messages leave together, up to about this much in one write: what a pipe holds on Linux."""
 
 
-class _Entry:
-    __slots__ = ("droppable", "frame", "method", "payload", "resync_of", "size")
+class _Entry(msgspec.Struct):
+    """A message that waits. Without a `frame` it is still to be rendered from `payload`."""
 
-    def __init__(self, method: str, frame: bytes | None, size: int, *, droppable: bool) -> None:
-        self.method = method
-        self.frame = frame  # None: to be rendered from `payload`
-        self.size = size
-        self.droppable = droppable
-        self.payload: msgspec.Struct | None = None
-        self.resync_of: str | None = None
+    method: str
+    frame: bytes | None
+    size: int
+    droppable: bool = False
+    payload: msgspec.Struct | None = None
+    resync_of: str | None = None
 
 
 class Outbox:
@@ -46,7 +48,8 @@ class Outbox:
         self._soft = soft_bytes
         self._hard = hard_bytes
         self._queue: deque[_Entry] = deque()
-        self._sent_of_head = 0
+        self._head: memoryview = NOTHING
+        self._in_head = 0  # entries that lie in `_head`
         self._undroppable_bytes = 0
         self._mergeable: dict[str, dict[str, _Entry]] = {}  # session id -> thing -> last delta
         self._cursors: dict[str, Cursor] = {}
@@ -68,7 +71,7 @@ class Outbox:
         if self._undroppable_bytes > self._hard:
             self.slow = True
             return
-        self._append(_Entry(method, frame, len(frame), droppable=False))
+        self._append(_Entry(method, frame, len(frame)))
 
     def put_droppable(self, method: str, payload: msgspec.Struct) -> None:
         """Queue, merge or drop."""
@@ -87,9 +90,35 @@ class Outbox:
 
     def head(self) -> memoryview | None:
         """Give the bytes that are to be written next, None when there are none."""
-        if not self._queue:
-            return None
-        entry = self._queue[0]
+        if not self._head and self._queue:
+            self._head = self._next_head()
+        return self._head or None
+
+    def advance(self, sent_bytes: int) -> None:
+        """Note that so much of the head is gone."""
+        self._head = self._head[sent_bytes:]
+        if self._head:
+            return
+        for _ in range(self._in_head):
+            entry = self._queue.popleft()
+            self._resize(entry, 0)
+            if entry.resync_of is not None:
+                self._resyncs.discard(entry.resync_of)
+        self._in_head = 0
+
+    def _next_head(self) -> memoryview:
+        """Join the next messages, at least one and no more than reach WRITE_BYTES."""
+        frames, size = [], 0
+        for entry in self._queue:
+            frames.append(self._frame_of(entry))
+            size += entry.size
+            if size >= WRITE_BYTES:
+                break
+        self._in_head = len(frames)
+        return memoryview(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _frame_of(self, entry: _Entry) -> bytes:
+        """Render an entry that is being sent: from now on nothing is merged into it."""
         if entry.payload is not None:
             if entry.frame is None:
                 entry.frame = self._encode(entry.method, entry.payload)
@@ -97,29 +126,19 @@ class Outbox:
             self._forget(entry.payload)
             entry.payload = None
         assert entry.frame is not None
-        return memoryview(entry.frame)[self._sent_of_head :]
-
-    def advance(self, sent_bytes: int) -> None:
-        """Note that so much of the head is gone."""
-        entry = self._queue[0]
-        self._sent_of_head += sent_bytes
-        if self._sent_of_head < entry.size:
-            return
-        self._sent_of_head = 0
-        self._queue.popleft()
-        self._resize(entry, 0)
-        if entry.resync_of is not None:
-            self._resyncs.discard(entry.resync_of)
+        return entry.frame
 
     def clear(self) -> None:
         """Throw everything away: nobody will read it."""
         self._queue.clear()
         self._mergeable.clear()
-        self.unsent_bytes = self._undroppable_bytes = self._sent_of_head = 0
+        self.unsent_bytes = self._undroppable_bytes = self._in_head = 0
+        self._head = NOTHING
 
     def _append(self, entry: _Entry) -> None:
-        size, entry.size = entry.size, 0
-        self._resize(entry, size)
+        self.unsent_bytes += entry.size
+        if not entry.droppable:
+            self._undroppable_bytes += entry.size
         self._queue.append(entry)
 
     def _resize(self, entry: _Entry, size: int) -> None:
@@ -160,9 +179,7 @@ class Outbox:
         cursor = self._cursors.get(session_id, Cursor(gen=payload.gen, seq=payload.seq))
         notice = SessionResync(session_id=session_id, seq=cursor.seq, gen=cursor.gen, cursor=cursor)
         frame = self._encode("session/resync", notice)
-        entry = _Entry("session/resync", frame, len(frame), droppable=False)
-        entry.resync_of = session_id
-        self._append(entry)
+        self._append(_Entry("session/resync", frame, len(frame), resync_of=session_id))
 
 
 def merge(old: object, new: object) -> msgspec.Struct | None:

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ..config_file import ConfigFile
 from ..loops.service import LoopService
 from .attachment import Attachments
+from .detaching import is_working
 from .feeds import Feeds
 from .loop_clients import LoopClients
 
@@ -42,6 +44,7 @@ class Services:
     """One host. Clocks give milliseconds: `now_ms` since the epoch, `uptime_ms` since the start."""
 
     home: Path
+    config_file: ConfigFile
     now_ms: Callable[[], int]
     uptime_ms: Callable[[], int]
     stop: Callable[[str], None]
@@ -73,8 +76,5 @@ class Services:
         return (
             len(self.attachments) > 0
             or self.loops.running > 0
-            or any(
-                actor.state.turn is not None or actor.kernel.status not in ("none", "idle", "dead")
-                for actor in self.agents.open_sessions
-            )
+            or any(is_working(actor) for actor in self.agents.open_sessions)
         )

@@ -1,6 +1,7 @@
 """Cells of a session: handed to its kernel in order, streamed to clients, recorded once."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,15 +13,19 @@ from rlm_protocol.errors import KernelDied, RlmError
 from rlm_protocol.item import CellError, ItemDelta, ReplCell
 from rlm_protocol.repl import KernelStatus, ReplExecuteResult, ReplOutput, ReplStatusChanged
 
-from ..kernels.cell import CellOutcome, OutputEvent, Revival
+from ..kernels.cell import CellOutcome, OutputEvent, Revival, SnapshotReport
 from ..kernels.cell import KernelStatus as Status
 from .output import Channel, Output
 
 if TYPE_CHECKING:
     from .session import SessionActor
 
+log = logging.getLogger(__name__)
+
 YIELD_S = 0.7
 """A cell of an interrupted turn may take this long to end; then the turn ends without it."""
+LINGER_MS = 5
+"""A cell that ends sooner has its start and its end in one write of the journal."""
 
 STATUS: dict[Status, KernelStatus] = {
     Status.ABSENT: "none",
@@ -50,6 +55,8 @@ class Cells:
 
     def __init__(self, session: "SessionActor") -> None:
         self._session = session
+        self.running: dict[str, str | None] = {}
+        """The turn of each cell that runs or waits; None of one that a client asked for."""
         self._served = False  # whether a process has answered since this host opened the session
 
     async def run(
@@ -75,7 +82,7 @@ class Cells:
         started = r.CellStarted(
             item_id=item_id, code=code, author=author, turn_id=turn_id, call_id=call_id
         )
-        session.write(started)
+        session.write(started, linger_ms=LINGER_MS)
         output = Output(item_id, session.artifacts, self._on_delta(item_id, session.last_seq))
         item = ReplCell(
             id=item_id,
@@ -88,6 +95,7 @@ class Cells:
         session.subscriptions.open_item(
             item_id, session.last_seq, lambda: _with_output(item, output, "inProgress")
         )
+        self.running[item_id] = turn_id
         try:
             outcome, failure = await self._execute(code, item_id, output, interrupt)
             notes = self._note_revival(outcome) if outcome is not None else []
@@ -108,6 +116,7 @@ class Cells:
             )
             await session.append(*self._kernel_started(outcome), record)
         finally:
+            del self.running[item_id]
             output.close()
             session.subscriptions.close_item(item_id)
         return CellRun(item=item, failure=failure)
@@ -133,15 +142,17 @@ class Cells:
         self, code: str, item_id: str, output: Output, interrupt: asyncio.Event | None
     ) -> tuple[CellOutcome | None, RlmError | None]:
         kernel = self._session.kernel
-        running = asyncio.ensure_future(kernel.execute(code, cell_id=item_id, on_event=output.add))
-        self._session.adopt(running)
-        if interrupt is not None and not await _ended_before(running, interrupt):
-            kernel.interrupt(item_id)
-            await asyncio.wait([running], timeout=YIELD_S)
-            if not running.done():
-                return None, None
+        running = kernel.execute(code, cell_id=item_id, on_event=output.add)
         try:
-            return await asyncio.shield(running), None
+            if interrupt is None:
+                return await running, None
+            task = self._session.adopt(asyncio.ensure_future(running))
+            if not await _ended_before(task, interrupt):
+                kernel.interrupt(item_id)
+                await asyncio.wait([task], timeout=YIELD_S)
+                if not task.done():
+                    return None, None
+            return await asyncio.shield(task), None
         except RlmError as why:
             return None, why
 
@@ -186,7 +197,8 @@ class Cells:
     def _note_revival(self, outcome: CellOutcome) -> list[str]:
         """Say to the model which names a new process has and which it lost."""
         if outcome.revival is not None:
-            return [_revival_text(outcome.revival)]
+            taken = self._session.state.snapshot
+            return [_revival_text(outcome.revival, taken.skipped if taken else ())]
         if self._new_process(outcome) and self._session.state.kernel:
             return ["[A new kernel process: nothing that was defined before exists any more.]"]
         return []
@@ -205,6 +217,20 @@ class Cells:
                 return
         self._session.emit("repl/output", payload)
 
+    async def on_saved(self, report: SnapshotReport) -> None:
+        """Record a snapshot; a disk that does not take the record leaves it to the next one."""
+        record = r.SnapshotTaken(
+            item_id=report.cell_id,
+            snapshot=report.id,
+            saved=len(report.saved),
+            skipped=tuple(name.name for name in report.skipped),
+            size_bytes=report.size_bytes,
+        )
+        try:
+            await self._session.append(record)
+        except RlmError as why:
+            log.warning("a snapshot of %s is not recorded: %s", self._session.id, why)
+
     def on_status(self, status: Status) -> None:
         """Tell clients what the kernel is doing."""
         session = self._session
@@ -214,6 +240,7 @@ class Cells:
                 **session.where(),
                 status=STATUS[status],
                 incarnation=session.state.kernel,
+                pid=session.kernel.pid,
             ),
         )
 
@@ -286,12 +313,16 @@ def _failure_text(failure: RlmError) -> str:
     )
 
 
-def _revival_text(revival: Revival) -> str:
+def _revival_text(revival: Revival, skipped: tuple[str, ...]) -> str:
+    """Say what is there and what is not; `skipped` names could not be saved."""
     came_back = ", ".join(revival.restored) or "none"
     text = f"[A new kernel process ({revival.reason}). Names that came back: {came_back}."
-    if revival.failed:
-        lost = ", ".join(f"{name.name} ({name.reason})" for name in revival.failed)
-        text += f" Not restored: {lost}."
+    lost = [f"{name.name} ({name.reason})" for name in revival.failed]
+    lost += [f"{name} (could not be saved)" for name in skipped if name not in revival.restored]
+    if lost:
+        text += f" Not restored: {', '.join(lost)}."
+    if revival.refused is None:
+        text += " Whatever else was defined before does not exist any more."
     if revival.refused:
         text += f" The snapshot was not used: {revival.refused}."
     return text + "]"

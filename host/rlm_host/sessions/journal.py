@@ -49,6 +49,8 @@ def chained(chain: bytes, entry: r.Entry, crc: bytes) -> bytes:
     return hashlib.blake2b(b"%s %d %s" % (chain, entry.seq, crc), digest_size=16).digest()
 
 
+Batch = list[tuple[r.Entry, bytes, asyncio.Future[r.Entry]]]
+"""Entries that become durable together, with their lines and who waits for them."""
 OnDurable = Callable[[list[Found]], None]
 """Called in the loop with entries that have become durable, in order, before their appends end."""
 
@@ -79,8 +81,12 @@ class Journal:
         self._place = place
         self._fd = -1  # opened by the first append, and again after a failure
         self._next_seq = place.seq + 1
-        self._waiting: list[tuple[r.Entry, bytes, asyncio.Future[r.Entry]]] = []
-        self._flusher: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting: Batch = []
+        self._flushing = False
+        self._at_rest = asyncio.Event()  # set while nothing waits and nothing is being written
+        self._at_rest.set()
+        self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -93,11 +99,12 @@ class Journal:
         """The number of the record that was appended last, durable or not yet."""
         return self._next_seq - 1
 
-    def append(self, record: r.Record) -> asyncio.Future[r.Entry]:
+    def append(self, record: r.Record, *, linger_ms: int = 0) -> asyncio.Future[r.Entry]:
         """
         Add a record; the future is done when it is durable.
 
-        The future may be dropped: a failure is then only logged.
+        The future may be dropped: a failure is then only logged. With `linger_ms` the record waits
+        so long for the next one, to become durable in the same write.
 
         Raises (from the future):
             StoreFull, StoreUnavailable: the path and the reason; nothing of this record is kept,
@@ -108,39 +115,51 @@ class Journal:
             raise SessionClosed
         at_ms, seq = self._now_ms(), self._next_seq
         line = r.encode_line(record, seq=seq, gen=self._place.gen, at_ms=at_ms)
-        future: asyncio.Future[r.Entry] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[r.Entry] = self._loop.create_future()
         future.add_done_callback(_retrieve)
         self._next_seq += 1
         self._waiting.append((r.Entry(seq, self._place.gen, at_ms, record), line, future))
-        if self._flusher is None:
-            self._flusher = asyncio.ensure_future(self._flush())
+        self._at_rest.clear()
+        if not linger_ms:
+            self._begin_flush()
+        elif not self._flushing and self._lingering is None:
+            self._lingering = self._loop.call_later(linger_ms / 1000, self._begin_flush)
         return future
 
     async def aclose(self) -> None:
         """Wait until everything appended is durable or has failed, and close the file."""
         self._closed = True
-        while self._flusher is not None:
-            await asyncio.wait([self._flusher])
+        self._begin_flush()
+        await self._at_rest.wait()
         if self._fd != -1:
             self._files.close(self._fd)
             self._fd = -1
 
-    async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                data = b"".join(line for _, line, _ in batch)
-                try:
-                    await loop.run_in_executor(self._executor, self._write, data)
-                except OSError as why:
-                    self._fail(batch, why)
-                else:
-                    self._succeed(batch)
-        finally:
-            self._flusher = None
+    def _begin_flush(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        if self._waiting and not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
 
-    def _succeed(self, batch: list[tuple[r.Entry, bytes, asyncio.Future[r.Entry]]]) -> None:
+    def _flush(self) -> None:
+        """Have everything that waits written by the executor; `_flushed` comes back from it."""
+        batch, self._waiting = self._waiting, []
+        self._executor.submit(self._write_and_tell, batch)
+
+    def _flushed(self, batch: Batch, failure: BaseException | None) -> None:
+        self._flushing = False
+        if failure is None:
+            self._succeed(batch)
+        else:
+            self._fail(batch, failure)
+        if self._waiting:
+            self._begin_flush()
+        else:
+            self._at_rest.set()
+
+    def _succeed(self, batch: Batch) -> None:
         place, written = self._place, []
         offset, chain = place.offset, place.chain
         for entry, line, _ in batch:
@@ -158,13 +177,11 @@ class Journal:
             if not future.done():
                 future.set_result(entry)
 
-    def _fail(
-        self, batch: list[tuple[r.Entry, bytes, asyncio.Future[r.Entry]]], why: OSError
-    ) -> None:
+    def _fail(self, batch: Batch, why: BaseException) -> None:
         # Those that came while this batch was written carry numbers that follow it: they fail too.
         batch, self._waiting = batch + self._waiting, []
         self._next_seq = self._place.seq + 1
-        error = store_error(why, self._path)
+        error = store_error(why, self._path) if isinstance(why, OSError) else why
         log.warning("%s", error)
         self._on_failed()
         for _, _, future in batch:
@@ -172,6 +189,14 @@ class Journal:
                 future.set_exception(error)
 
     # --- in the executor: one call at a time ---
+
+    def _write_and_tell(self, batch: Batch) -> None:
+        failure: BaseException | None = None
+        try:
+            self._write(b"".join(line for _, line, _ in batch))
+        except BaseException as why:  # whoever waits must hear of it, whatever it is
+            failure = why
+        self._loop.call_soon_threadsafe(self._flushed, batch, failure)
 
     def _write(self, data: bytes) -> None:
         if self._fd == -1:
@@ -181,7 +206,7 @@ class Journal:
             while view:
                 view = view[self._files.write(self._fd, view) :]
             self._files.sync(self._fd)
-        except OSError:
+        except BaseException:
             fd, self._fd = self._fd, -1
             with contextlib.suppress(OSError):
                 self._files.close(fd)

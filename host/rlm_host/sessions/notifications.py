@@ -1,11 +1,13 @@
 """What a durable record means to clients: at most one notification each. Pure."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from rlm_protocol import item as i
 from rlm_protocol import records as r
+from rlm_protocol.host import ApprovalResolved
 from rlm_protocol.session import Session, SessionClosed, SessionCreated, SessionUpdated
 from rlm_protocol.turn import TurnCompleted, TurnStarted
 
@@ -13,19 +15,21 @@ Notification = tuple[str, msgspec.Struct]
 """`(method, payload)`."""
 
 
-def notification_of(entry: r.Entry, view: Session) -> Notification | None:
+def notification_of(
+    entry: r.Entry, session_id: str, view: Callable[[], Session]
+) -> Notification | None:
     """
     Give the notification of a record, or None when clients are not told of it.
 
-    `view` is the session as it is now: a replay tells the present name, not one that has passed.
+    `view` gives the session as it is now: a replay tells the present name, not one that has passed.
     """
-    where: dict[str, Any] = {"session_id": view.id, "seq": entry.seq, "gen": entry.gen}
+    where: dict[str, Any] = {"session_id": session_id, "seq": entry.seq, "gen": entry.gen}
     record = entry.record
     match record:
         case r.SessionOpened():
-            return "session/created", SessionCreated(**where, session=view)
+            return "session/created", SessionCreated(**where, session=view())
         case r.SessionRenamed() | r.SessionConfigured() | r.ModelChanged() | r.SessionArchived():
-            return "session/updated", SessionUpdated(**where, session=view)
+            return "session/updated", SessionUpdated(**where, session=view())
         case r.SessionDeleted():
             return "session/closed", SessionClosed(**where, reason="deleted")
         case r.TurnAccepted():
@@ -42,6 +46,13 @@ def notification_of(entry: r.Entry, view: Session) -> Notification | None:
             return "turn/completed", completed
         case r.CellStarted():
             return "item/started", i.ItemStarted(**where, item=started_cell(record, entry.at_ms))
+        case r.ToolCallStarted():
+            return "item/started", i.ItemStarted(**where, item=started_call(record, entry.at_ms))
+        case r.ApprovalSettled():
+            resolved = ApprovalResolved(
+                **where, approval_id=record.approval_id, decision=record.decision
+            )
+            return "approval/resolved", resolved
         case r.ItemCompleted():
             return "item/completed", i.ItemCompleted(**where, item=record.item)
         case r.DamageFound():
@@ -65,6 +76,21 @@ def started_cell(record: r.CellStarted, at_ms: int) -> i.ReplCell:
         started_at_ms=at_ms,
         code=record.code,
         author=record.author,
+    )
+
+
+def started_call(record: r.ToolCallStarted, at_ms: int) -> i.ToolCall:
+    """Give the item of a tool call that runs."""
+    return i.ToolCall(
+        id=record.item_id,
+        turn_id=record.turn_id,
+        status="inProgress",
+        started_at_ms=at_ms,
+        name=record.name,
+        arguments=record.arguments,
+        cell_id=record.cell_id,
+        truncated=record.artifact is not None,
+        artifact=record.artifact,
     )
 
 

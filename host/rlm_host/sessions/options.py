@@ -7,11 +7,24 @@ from pathlib import Path
 import msgspec
 
 from rlm_protocol import records as r
-from rlm_protocol.session import SessionOptions
+from rlm_protocol.limits import MAX_DEPTH_DEFAULT
+from rlm_protocol.session import SessionOptions, Thinking
 
+from ..kernels.skills import Skills
 from .prompt import INSTRUCTIONS_CHARS, Instructions, compose
 
 FILE = "AGENTS.md"
+
+
+class SessionDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user chose for sessions that do not say; `thinking` is clamped to their model."""
+
+    model: str | None = None
+    thinking: Thinking | None = None
+    max_depth: int = MAX_DEPTH_DEFAULT
+
+
+DEFAULTS = SessionDefaults()
 
 
 def merged(old: SessionOptions, new: SessionOptions) -> SessionOptions:
@@ -36,16 +49,24 @@ def public(options: SessionOptions) -> SessionOptions:
     )
 
 
-def composed(home: Path, opened: r.SessionOpened, given: str | None) -> tuple[str, tuple[str, ...]]:
+def composed(
+    home: Path, opened: r.SessionOpened, options: SessionOptions, skills: Skills
+) -> tuple[str, tuple[str, ...]]:
     """
     Give the system prompt of a session, and which instruction files are in it. Blocks.
 
     The client's text first, then `AGENTS.md` of the home and of the workspace.
     """
     files = [found for folder in (home, Path(opened.cwd)) if (found := _read(folder / FILE))]
-    extra = [Instructions(given or ""), *files]
+    extra = [Instructions(options.instructions or ""), *files]
     paths = tuple(one.path for one in files if one.path)
-    return compose(extra, is_child=opened.parent is not None), paths
+    prompt = compose(
+        extra,
+        is_child=opened.parent is not None,
+        tools=options.tools or (),
+        skills=skills.offered(Path(opened.cwd)),
+    )
+    return prompt, paths
 
 
 def _read(path: Path) -> Instructions | None:

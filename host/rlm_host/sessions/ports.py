@@ -15,6 +15,7 @@ import msgspec
 from rlm_protocol import bridge
 from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, MethodNotFound
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.usage import Usage
 
 from ..kernels.cell import (
@@ -25,6 +26,7 @@ from ..kernels.cell import (
     KernelStatus,
     Names,
     OnEvent,
+    OnSaved,
     OutputEvent,
     Revival,
     SnapshotReport,
@@ -45,6 +47,9 @@ class Kernel(Protocol):
     @property
     def status(self) -> KernelStatus: ...
 
+    @property
+    def pid(self) -> int | None: ...
+
     async def execute(
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome: ...
@@ -57,11 +62,21 @@ class Kernel(Protocol):
 
     async def inspect(self, code: str, cursor: int) -> Inspection: ...
 
+    def rebind(self) -> None: ...
+
     async def snapshot(self, *, prune_oversized: bool = False) -> SnapshotReport: ...
 
-    async def restore(self) -> Revival: ...
+    async def save_unsaved(self) -> None: ...
+
+    async def unload(self) -> bool: ...
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]: ...
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival: ...
 
     async def restart(self, *, restore: bool) -> Revival | None: ...
+
+    async def stop(self) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -82,7 +97,9 @@ class KernelFactory(Protocol):
         host_requests: HostRequests,
         on_background: Callable[[OutputEvent], None],
         on_status: Callable[[KernelStatus], None],
+        on_saved: OnSaved,
         persistent: bool,
+        bootstrap: Callable[[], str],
     ) -> Kernel: ...
 
 
@@ -129,6 +146,9 @@ IsQuiet = Callable[["SessionActor"], bool]
 OnStop = Callable[["SessionActor"], Awaitable[None]]
 """Stop everything below the session (`turn/interrupt {subtree}`)."""
 
+HeldSince = Callable[["SessionActor"], int]
+"""When a person stopped a tree that the session is in and that no person has gone on with; or 0."""
+
 OnClose = Callable[["SessionActor"], Awaitable[None]]
 """Called when a session begins to close: end what belongs to it (seed: parent teardown)."""
 
@@ -170,6 +190,7 @@ class SessionPorts:
         self.on_idle: list[OnIdle] = []
         self.is_quiet: list[IsQuiet] = []
         self.on_stop: list[OnStop] = []
+        self.held_since: list[HeldSince] = []
         self.on_close: list[OnClose] = []
         self.on_load: list[OnLoad] = []
         self.may_open: list[MayOpen] = []

@@ -9,6 +9,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from rlm_protocol.session import ClientTool
+from rlm_protocol.tool import documentation, signature
+
+from ..kernels.skills import Skill
 from ..models.provider import Tool
 
 TOOL = "python"
@@ -71,6 +75,14 @@ You are a sub-agent. Your task is the first message. When it asks for a result, 
 """
 
 
+SKILLS = """\
+Skills
+These Python modules are bound in the REPL already. `print(NAME.__doc__)` shows how one is used; \
+read that before you use it."""
+
+NO_TOOLS = "The client offers no tools any more: names of `tools` cannot be called."
+
+
 class Instructions(msgspec.Struct, frozen=True):
     """A text for the model and where it comes from: a path, or None for the client's own."""
 
@@ -78,14 +90,41 @@ class Instructions(msgspec.Struct, frozen=True):
     path: str | None = None
 
 
-def compose(extra: Iterable[Instructions], *, is_child: bool) -> str:
-    """Give the whole system prompt: the base, then each text under its origin, in order."""
+def compose(
+    extra: Iterable[Instructions],
+    *,
+    is_child: bool,
+    tools: tuple[ClientTool, ...] = (),
+    skills: tuple[Skill, ...] = (),
+) -> str:
+    """Give the whole system prompt: the base, skills, tools, then each text under its origin."""
     parts = [BASE, AS_CHILD if is_child else ""]
+    if usable := [skill for skill in skills if skill.problem is None]:
+        parts.append(f"\n{SKILLS}\n")
+        parts += [f"- `{skill.name}`: {skill.description}\n" for skill in usable]
+    if tools:
+        parts.append(f"\nTools of the client\n{tools_text(tools)}\n")
     for one in extra:
         if one.text.strip():
             title = f"Instructions from {one.path}" if one.path else "Instructions"
             parts.append(f"\n# {title}\n\n{_bounded(one.text.strip())}\n")
     return "".join(parts)
+
+
+def tools_text(tools: tuple[ClientTool, ...]) -> str:
+    """Tell the model which functions of the client its cells can await, and how."""
+    if not tools:
+        return NO_TOOLS
+    head = (
+        "These run in the client, not in the REPL. Await them in a cell, with keyword arguments; "
+        "`help(tools.NAME)` shows one again. They give a JSON value, or raise `rlm.ToolError`."
+    )
+    return "\n".join([head, *map(_tool_text, tools)])
+
+
+def _tool_text(tool: ClientTool) -> str:
+    said = documentation(tool).replace("\n", "\n  ")
+    return f"- `await tools.{tool.name}{signature(tool.input_schema)}`\n  {said}"
 
 
 def with_schema(text: str, schema: str) -> str:

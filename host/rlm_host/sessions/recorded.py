@@ -6,10 +6,10 @@ The base of `SessionActor`. Here is the one place where a durable record becomes
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from rlm_protocol.session import Session, SessionResumeResult, SessionStatusChan
 from rlm_protocol.usage import Usage, UsageUpdated
 
 from ..clock import Clock
+from ..kernels.skills import Skills
 from ..paths import Directory
 from .files import Files
 from .journal import Journal
@@ -32,6 +33,9 @@ from .scan import Found
 from .subscriptions import Listener, Subscriptions
 from .transcript import Transcript
 from .turn import error_item
+
+if TYPE_CHECKING:
+    from .session import SessionActor
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +54,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     executor: Executor
     files: Files
+    skills: Skills
     kernels: KernelFactory
     models: Models
     ports: SessionPorts
     new_id: Callable[[str], str]
     random: Callable[[], float]
+    loaded: "Mapping[str, SessionActor]"
+    """The sessions that are open in this process, by id."""
 
 
 class Recorded:
@@ -66,6 +73,7 @@ class Recorded:
         folds: folds of other owners, by the name they have in `SessionPorts.folds`.
         artifacts_path: the session's own folder, RLM_SESSION_DIR of its kernel.
         closing: set when the session takes nothing new.
+        used_ms: when it was last asked for, or changed, on the monotonic clock.
     """
 
     def __init__(
@@ -85,8 +93,14 @@ class Recorded:
         self.subscriptions = Subscriptions(self.id)
         self.subscriptions.durable(self.state.seq, None)
         self.closing = False
+        self.used_ms = self.clock.monotonic_ms()
         self.transcript = Transcript()
         self._shared, self._directory, self._name = shared, directory, journal_name
+        ephemeral = self.state.opened.ephemeral
+        self._paths: dict[str, Any] = {
+            "journal_path": None if ephemeral else str(directory.path / journal_name),
+            "artifacts_path": str(artifacts_path),
+        }
         self._marks, self._checkpointed = recovered.marks, recovered.from_seq
         self._checkpointing: asyncio.Future[None] | None = None
         self._arrived: list[r.Entry] | None = None  # entries while the transcript is being read
@@ -106,11 +120,21 @@ class Recorded:
 
     def view(self) -> Session:
         """What a client sees of the session now."""
-        ephemeral = self.state.opened.ephemeral
-        return self.state.view(
-            journal_path=None if ephemeral else str(self._directory.path / self._name),
-            artifacts_path=str(self.artifacts_path),
-        )
+        return msgspec.structs.replace(self.summary(), options=self.state.options)
+
+    def summary(self) -> Session:
+        """What a list shows of the session now."""
+        return self.state.view(**self._paths)
+
+    @property
+    def home(self) -> Path:
+        """RLM_HOME of the host."""
+        return self._shared.home
+
+    @property
+    def skills(self) -> Skills:
+        """Where the skills of this host come from."""
+        return self._shared.skills
 
     @property
     def folder(self) -> Path:
@@ -122,6 +146,21 @@ class Recorded:
         """0 for a root session."""
         return self.state.opened.parent.depth if self.state.opened.parent else 0
 
+    @property
+    def ancestors(self) -> "tuple[SessionActor, ...]":
+        """The sessions above this one, its parent first; they are open while it is."""
+        link, found = self.state.opened.parent, []
+        while link is not None and (above := self._shared.loaded.get(link.session_id)) is not None:
+            found.append(above)
+            link = above.state.opened.parent
+        return tuple(found)
+
+    @property
+    def descendants(self) -> "tuple[SessionActor, ...]":
+        """The open sessions below this one."""
+        others = tuple(self._shared.loaded.values())
+        return tuple(one for one in others if any(above is self for above in one.ancestors))
+
     # --- the journal ---
 
     @property
@@ -129,16 +168,21 @@ class Recorded:
         """The number of the record that was written last, durable or not yet."""
         return self._journal.last_seq
 
-    def write(self, record: r.Record) -> "asyncio.Future[r.Entry]":
+    def write(self, record: r.Record, *, linger_ms: int = 0) -> "asyncio.Future[r.Entry]":
         """Add a record without waiting for it; see `Journal.append`."""
-        return self._journal.append(record)
+        return self._journal.append(record, linger_ms=linger_ms)
 
     async def append(self, *given: r.Record) -> r.Entry:
         """Make records durable, in one write; give the last one's entry. Published in order."""
         futures = [self._journal.append(record) for record in given]
         return await futures[-1]
 
+    def touch(self) -> None:
+        """Note that somebody uses the session."""
+        self.used_ms = self.clock.monotonic_ms()
+
     def _on_durable(self, written: list[Found]) -> None:
+        self.touch()
         for found in written:
             entry = found.entry
             self.state.apply(entry)
@@ -159,7 +203,7 @@ class Recorded:
         self._checkpoint(unless_fewer=CHECKPOINT_EVERY)
 
     def _notification(self, entry: r.Entry) -> Notification | None:
-        return notification_of(entry, self.view())
+        return notification_of(entry, self.id, self.view)
 
     def _checkpoint(self, *, unless_fewer: int = 1) -> None:
         """Write the fold to disk beside the loop, when that many records came since the last."""

@@ -24,24 +24,26 @@ from rlm_protocol.session import (
 from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
-from ..kernels.cell import SnapshotReport
-from ..kernels.recipe import Recipe
+from ..kernels.cell import KernelStatus, SnapshotReport
 from ..models.catalog import check_thinking
 from ..paths import Directory
 from .approvals import Approvals
 from .artifacts import read_piece
 from .cells import Cells, execute_result
+from .configuring import change_options
 from .lease import Lease
+from .make_kernel import make_kernel
 from .notifications import Notification
-from .options import composed, env_of, merged, public
+from .options import env_of
 from .ports import Kernel
 from .prompt import with_schema
 from .recorded import CHECKPOINT_IDLE, Environment, Recorded, T
 from .recovery import Recovered
 from .requests import Requests
 from .schema import check_schema
-from .state import closing_records
+from .state import PERSONAL, closing_records
 from .subscriptions import Listener
+from .together import all_of
 from .turn import Turn
 
 END_S = 2.0
@@ -78,7 +80,9 @@ class SessionActor(Recorded):
         )
         self.cells = Cells(self)
         self.approvals = Approvals(self)
-        self._lease, self._env = lease, env
+        self.tool_client: str | None = None
+        """The client that declared the tools; nobody yet after a restart."""
+        self._lease, self.env = lease, env
         self._on_changed, self._on_closed = on_changed, on_closed
         self._requests = Requests(self)
         self._turn: Turn | None = None
@@ -86,6 +90,7 @@ class SessionActor(Recorded):
         self._idle = asyncio.Event()
         self._idle.set()
         self._delivering: set[str] = set()
+        self._configuring = asyncio.Lock()
         self._closed: asyncio.Future[None] | None = None
         self.kernel: Kernel = self._make_kernel()
 
@@ -213,8 +218,9 @@ class SessionActor(Recorded):
         """
         End the running turn, and with `subtree` everything below; `turn/completed` tells the rest.
 
-        It comes in at most a second. Gives the turn's id, None when none runs. After a `subtree`
-        stop nothing that waits starts a turn until a person starts one.
+        It comes in at most a second. Gives the turn's id, None when none runs. A `subtree` stop
+        also ends the cells, background commands and tasks of the whole tree, those that do not
+        yield with their kernels; nothing that waits starts a turn until a person starts one.
 
         Raises:
             TurnMismatch: another turn than `turn_id` runs.
@@ -225,9 +231,10 @@ class SessionActor(Recorded):
         if turn is not None:
             turn.interrupt.set()
         if subtree:
-            await self.append(r.InputsHeld())
-            for stop in self.ports.on_stop:
-                await stop(self)
+            try:
+                await self.append(r.InputsHeld())
+            finally:  # a full disk keeps nothing running
+                await all_of(self.kernel.stop(), *(stop(self) for stop in self.ports.on_stop))
         return turn.turn_id if turn else None
 
     async def wait_idle(self) -> None:
@@ -272,9 +279,9 @@ class SessionActor(Recorded):
         """Start a turn for what waits; else the session is idle."""
         if self._turn is not None or self.closing:
             return
-        taken = [] if self.state.held else self.pending("steer")
-        if not taken and follow_up and not self.state.held:
-            waiting = self.pending("follow_up")
+        taken = self._may_begin("steer")
+        if not taken and follow_up:
+            waiting = self._may_begin("follow_up")
             taken = [one for one in waiting if one.origin != "queue"] or waiting[:1]
         if taken:
             accepted = r.TurnAccepted(turn_id=self.new_id("turn"), origin=taken[0].origin)
@@ -288,9 +295,20 @@ class SessionActor(Recorded):
             await hook(self)
         self.check_quiet()
 
+    def _may_begin(self, mode: Literal["steer", "follow_up"]) -> list[r.InputQueued]:
+        """Give what waits; after a stop, only what a person has said since."""
+        since_ms = max((held(self) for held in self.ports.held_since), default=0)
+        if self.state.held:
+            since_ms = max(since_ms, self.state.held_at_ms, 1)
+        return [
+            one
+            for one in self.pending(mode)
+            if not since_ms or (one.origin in PERSONAL and one.item.started_at_ms > since_ms)
+        ]
+
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
-        if self._turn is None and all(quiet(self) for quiet in self.ports.is_quiet):
+        if self.quiet:
             self.emit("session/quiet", SessionQuiet(**self.where()))
 
     def _said(self, text: str) -> UserMessage:
@@ -298,6 +316,18 @@ class SessionActor(Recorded):
         return UserMessage(
             id=self.new_id("user"), text=text, started_at_ms=now_ms, completed_at_ms=now_ms
         )
+
+    def turn_of(self, cell_id: str | None) -> Turn | None:
+        """Give the running turn that a cell belongs to; what a cell left behind is any turn's."""
+        turn = self._turn
+        if turn is None or self.cells.running.get(cell_id or "", turn.turn_id) != turn.turn_id:
+            return None
+        return turn
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no turn runs, nothing waits for one, and nothing below is unsettled."""
+        return self._idle.is_set() and all(quiet(self) for quiet in self.ports.is_quiet)
 
     # --- the kernel ---
 
@@ -343,45 +373,23 @@ class SessionActor(Recorded):
 
     async def snapshot(self) -> SnapshotReport:
         """Save the kernel's namespace now. Raises SnapshotFailed and Kernel* errors."""
-        saved = await self.kernel.snapshot()
-        await self.append(
-            r.SnapshotTaken(
-                item_id=None,
-                saved=len(saved.saved),
-                skipped=tuple(name.name for name in saved.skipped),
-                size_bytes=saved.size_bytes,
-            )
-        )
-        return saved
+        return await self.kernel.snapshot()
+
+    async def save_unsaved(self) -> None:
+        """Save the namespace if a resting kernel has names that are newer than its snapshot."""
+        if self.kernel.status is KernelStatus.IDLE:
+            await self.kernel.save_unsaved()
 
     def inherited(self) -> SessionOptions:
         """Give the options with the values of variables: what a child starts from."""
         options = self.state.options
         if options.recipe is None:
             return options
-        recipe = msgspec.structs.replace(options.recipe, env=self._env or None)
+        recipe = msgspec.structs.replace(options.recipe, env=self.env or None)
         return msgspec.structs.replace(options, recipe=recipe)
 
     def _make_kernel(self) -> Kernel:
-        opened, recipe = self.state.opened, self.state.options.recipe
-        return self._shared.kernels(
-            recipe=Recipe(
-                python=recipe.python if recipe else None,
-                launcher=recipe.launcher or () if recipe else (),
-                env=self._env,
-            ),
-            cwd=Path(opened.cwd),
-            session_dir=self.artifacts_path,
-            depth=opened.parent.depth if opened.parent else 0,
-            max_depth=opened.max_depth,
-            host_requests=self._host_request,
-            on_background=self.cells.on_background,
-            on_status=self.cells.on_status,
-            persistent=not opened.ephemeral,
-        )
-
-    async def _host_request(self, kind: str, payload: dict[str, Any], cell_id: str | None) -> Any:
-        return await self.ports.answer(self, kind, payload, cell_id)
+        return make_kernel(self, self._shared.kernels, self.env)
 
     # --- changes of the session itself ---
 
@@ -395,20 +403,20 @@ class SessionActor(Recorded):
         Change the fields of the options that are given.
 
         Another recipe ends the running kernel, with a snapshot; the next cell starts one by it.
+        Other tools are bound behind the cells that run or wait.
+
+        Raises:
+            InvalidParams: a tool cannot be offered. Nothing has changed.
         """
-        prompt = None
-        if options.instructions is not None:
-            prompt, _ = await self.in_thread(
-                composed, self._shared.home, self.state.opened, options.instructions
-            )
-        whole = merged(self.state.options, options)
-        self._env = env_of(whole) or self._env
-        await self.append(
-            r.SessionConfigured(options=public(whole), env_names=tuple(self._env), prompt=prompt)
-        )
-        if options.recipe is not None:
-            await self.kernel.aclose()
-            self.kernel = self._make_kernel()
+        self._check_open()
+        async with self._configuring:
+            whole = await change_options(self, options)
+            self.env = env_of(whole) or self.env
+            if options.recipe is not None:
+                await self.kernel.aclose()
+                self.kernel = self._make_kernel()
+            elif options.tools is not None:
+                self.kernel.rebind()
 
     async def set_model(self, model: str, thinking: Thinking | None) -> None:
         """Use another model from the next request on. Raises ModelUnavailable, AuthRequired, …"""
@@ -432,9 +440,16 @@ class SessionActor(Recorded):
         return await self._requests.once(key, method, params, run)
 
     async def attach(self, listener: Listener, cursor: Cursor | None = None) -> SessionResumeResult:
-        """As `Recorded.attach`; then whatever waits for a person is put to the client, too."""
+        """
+        As `Recorded.attach`; then what waits for a person, below too, is put to the client.
+
+        One that comes back hears last that the session is quiet: no record would tell it.
+        """
         resumed = await super().attach(listener, cursor)
-        self.approvals.ask_again(listener)
+        for one in (self, *self.descendants):
+            one.approvals.ask_again(listener)
+        if cursor is not None and self.quiet:
+            listener("session/quiet", SessionQuiet(**self.where(self.state.seq)))
         return resumed
 
     # --- life ---
@@ -446,18 +461,20 @@ class SessionActor(Recorded):
     ) -> None:
         """End the turn, the kernel and the journal. Closing twice is fine."""
         if self._closed is None:
+            self.closing = True
             self._closed = asyncio.ensure_future(self._close(reason))
         await asyncio.shield(self._closed)
 
     async def _close(self, reason: Any) -> None:
-        self.closing = True
         if self._turn is not None:
             self._turn.interrupt.set()
+        # All of a tree at once: a cell that does not yield must not keep those below it waiting.
+        kernel = asyncio.ensure_future(self.kernel.aclose(snapshot=not self.state.opened.ephemeral))
         for hook in self.ports.on_close:
             await hook(self)
         if self._running is not None:
             await asyncio.wait([self._running], timeout=END_S)
-        await self.kernel.aclose(snapshot=not self.state.opened.ephemeral)
+        await kernel
         if self._usage_timer is not None:
             self._usage_timer.cancel()
         left = [task for task in self._tasks if task is not self._checkpointing]

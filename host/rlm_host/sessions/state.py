@@ -14,7 +14,7 @@ from rlm_protocol import records as r
 from rlm_protocol.base import ErrorInfo
 from rlm_protocol.child import ChildUsageAttributed
 from rlm_protocol.errors import HostLost
-from rlm_protocol.item import ReplCell
+from rlm_protocol.item import ReplCell, ToolCall
 from rlm_protocol.session import Session, SessionOptions, SessionStatus, Thinking
 from rlm_protocol.usage import Usage
 
@@ -22,7 +22,10 @@ REQUESTS_REMEMBERED = 1000
 """Idempotency keys of a session whose results are kept."""
 INPUTS_REMEMBERED = 1000
 """Ids of inputs that were taken up or withdrawn: the same one delivered again is none."""
+PERSONAL = ("client", "queue")
+"""Origins of what a person said."""
 
+HOST_ENDED = "The host ended meanwhile."
 USER_CELLS = 20
 USER_CODE_CHARS = 2000
 """Of a person's cells since the model was last asked, this much is remembered."""
@@ -45,6 +48,13 @@ class OpenCell(msgspec.Struct, frozen=True, kw_only=True):
 
     started_at_ms: int
     started: r.CellStarted
+
+
+class OpenCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A client was asked to run a tool, and the call's item is not complete."""
+
+    started_at_ms: int
+    started: r.ToolCallStarted
 
 
 class KnownRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +100,15 @@ class SessionState(msgspec.Struct, kw_only=True):
     last_status: Literal["completed", "interrupted", "failed"] | None = None
     cells: int = 0
     open_cells: dict[str, OpenCell] = {}
+    open_calls: dict[str, OpenCall] = {}
+    open_approvals: dict[str, None] = {}
     pending: dict[str, r.InputQueued] = {}
     settled: dict[str, None] = {}
     held: bool = False
     """What waits starts no turn by itself (see `InputsHeld`)."""
+    held_at_ms: int = 0
+    person_at_ms: int = 0
+    """When inputs were held, and when a person started a turn, for the last time."""
     user_cells: list[UserCell] = []
     """Cells of people since the model was last asked, the last of them."""
     requests: dict[str, KnownRequest] = {}
@@ -157,7 +172,7 @@ class SessionState(msgspec.Struct, kw_only=True):
             case r.InputWithdrawn(item_id=item_id):
                 self._settle(item_id)
             case r.InputsHeld():
-                self.held = True
+                self.held, self.held_at_ms = True, at_ms
             case r.RequestReceived():
                 self._remember(
                     record.key, KnownRequest(method=record.method, request=record.request)
@@ -172,6 +187,12 @@ class SessionState(msgspec.Struct, kw_only=True):
                 self.own += usage
             case ChildUsageAttributed(child_usage=usage):
                 self.attributed += usage
+            case r.ToolCallStarted(item_id=item_id):
+                self.open_calls[item_id] = OpenCall(started_at_ms=at_ms, started=record)
+            case r.ApprovalAsked(approval_id=approval_id):
+                self.open_approvals[approval_id] = None
+            case r.ApprovalSettled(approval_id=approval_id):
+                self.open_approvals.pop(approval_id, None)
             case _:
                 self._advance_turn(record, at_ms)
 
@@ -185,7 +206,8 @@ class SessionState(msgspec.Struct, kw_only=True):
                     output_schema=record.output_schema,
                 )
                 self.turns += 1
-                self.held = self.held and record.origin not in ("client", "queue")
+                if record.origin in PERSONAL:
+                    self.held, self.person_at_ms = False, at_ms
             case r.ProviderIntent(turn_id=turn_id, attempt=attempt):
                 if (turn := self._running(turn_id)) is not None:
                     turn.attempts = turn.intent = attempt
@@ -200,6 +222,7 @@ class SessionState(msgspec.Struct, kw_only=True):
                 self.open_cells[item_id] = OpenCell(started_at_ms=at_ms, started=record)
             case r.ItemCompleted(item=item):
                 self.open_cells.pop(item.id, None)
+                self.open_calls.pop(item.id, None)
                 if isinstance(item, ReplCell) and item.author == "client":
                     cell = UserCell(code=item.code[:USER_CODE_CHARS], status=item.status)
                     self.user_cells = [*self.user_cells, cell][-USER_CELLS:]
@@ -275,9 +298,14 @@ def closing_records(state: SessionState, *, now_ms: int) -> list[r.Record]:
     Give the records that close what a crash left open, in order; none when nothing is open.
 
     An intent without outcome is closed as interrupted and never sent again, a cell without an end
-    is closed and never run again (seed: rlm-runtime, Failure Modes, last row).
+    is closed and never run again (seed: rlm-runtime, Failure Modes, last row); nor is a client
+    asked again.
     """
-    closing: list[r.Record] = []
+    closing: list[r.Record] = [
+        r.ApprovalSettled(approval_id=approval_id, decision="cancelled", reason=HOST_ENDED)
+        for approval_id in state.open_approvals
+    ]
+    closing += (_closed_call(one, now_ms) for one in state.open_calls.values())
     turn = state.turn
     phase: r.Phase = "accepted"
     if turn is not None and turn.intent:
@@ -330,6 +358,29 @@ def closing_records(state: SessionState, *, now_ms: int) -> list[r.Record]:
             )
         )
     return closing
+
+
+def _closed_call(call: OpenCall, now_ms: int) -> r.ItemCompleted:
+    started = call.started
+    error = ErrorInfo(
+        kind=HostLost.kind,
+        code=HostLost.code,
+        message=f"{HOST_ENDED} Whether the tool did anything is not known.",
+    )
+    item = ToolCall(
+        id=started.item_id,
+        turn_id=started.turn_id,
+        status="interrupted",
+        name=started.name,
+        arguments=started.arguments,
+        error=error,
+        cell_id=started.cell_id,
+        truncated=started.artifact is not None,
+        artifact=started.artifact,
+        started_at_ms=call.started_at_ms,
+        completed_at_ms=now_ms,
+    )
+    return r.ItemCompleted(item=item)
 
 
 def _forget_oldest(known: dict[str, Any], limit: int) -> None:

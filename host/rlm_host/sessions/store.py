@@ -32,16 +32,17 @@ from rlm_protocol.session import (
 
 from .. import paths
 from ..clock import Clock
-from ..models.catalog import check_thinking
+from ..kernels.skills import Skills
+from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
 from .files import Files
-from .fork import copy_prefix, fork_header
+from .fork import Place, fork_header, write_fork
 from .index import Index
 from .journal import store_error
 from .lease import Holder
-from .opening import Opened, erase, open_journal, verify_opened
-from .options import composed, env_of, public
+from .opening import Opened, erase, open_journal
+from .options import DEFAULTS, SessionDefaults, composed, env_of, public
 from .pages import items_cursor, items_page, page_cursor
 from .ports import Fold, KernelFactory, Models, SessionPorts
 from .recorded import Environment
@@ -49,12 +50,13 @@ from .recovery import peek
 from .requests import digest_of
 from .session import SessionActor
 from .state import SessionState
+from .tools import check_tools
+from .unloading import Unloader
+from .verifying import verify_later
 
 log = logging.getLogger(__name__)
 
 THREADS = 8
-VERIFY_AFTER_MS = 2000
-"""What a checkpoint stood for is verified after the first questions have been answered."""
 T = TypeVar("T")
 
 
@@ -70,9 +72,9 @@ class SessionStore:
     Args:
         home: RLM_HOME; created when the first session is.
         ephemeral_home: where non-persistent sessions lie.
-        default_model: the user's choice for sessions that name none.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
+        unload_after_ms: what nobody has used for so long is let go; 0 keeps everything loaded.
     """
 
     def __init__(
@@ -84,33 +86,36 @@ class SessionStore:
         kernels: KernelFactory,
         models: Models,
         ports: SessionPorts,
-        default_model: str | None = None,
-        max_depth: int = 2,
+        defaults: SessionDefaults = DEFAULTS,
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
+        skills: Skills | None = None,
+        unload_after_ms: int = 0,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
-        self._models, self._default_model = models, default_model
-        self._max_depth, self._socket = max_depth, socket
+        self._models, self._defaults, self._socket = models, defaults, socket
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="rlm-sessions")
+        self._loaded: dict[str, SessionActor] = {}
         self._shared = Environment(
             home=home,
             clock=clock,
             executor=self._executor,
             files=files or Files(),
+            skills=skills or Skills(),
             kernels=kernels,
             models=models,
             ports=ports,
             new_id=new_id,
             random=random.random,
+            loaded=self._loaded,
         )
         self._index = Index(home)
-        self._loaded: dict[str, SessionActor] = {}
         self._opening: dict[str, asyncio.Future[SessionActor]] = {}
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
         self._verifying: set[asyncio.Future[None]] = set()
+        self._unloader = Unloader(self.loaded, clock=clock, after_ms=unload_after_ms)
         self._looked_through = False
         self._closed = False
 
@@ -135,7 +140,7 @@ class SessionStore:
         For a child `parent.directory` may exist already, and `session_id` may be chosen.
 
         Raises:
-            InvalidParams: `cwd` is no folder.
+            InvalidParams: `cwd` is no folder, or a tool cannot be offered.
             ModelUnavailable, AuthRequired, ThinkingUnsupported: nothing was created.
             Conflict: the key came before with other parameters.
             StoreFull, StoreUnavailable: nothing was created.
@@ -171,22 +176,27 @@ class SessionStore:
         request: str | None,
     ) -> SessionActor:
         self._check_open()
-        model = self._models.default(self._default_model if params.model is None else params.model)
+        chosen = self._defaults.model if params.model is None else params.model
+        model = self._models.default(chosen)
         check_thinking(model, params.thinking)
+        thinking = params.thinking
+        if thinking is None and parent is None:
+            thinking = clamp_thinking(model, self._defaults.thinking)
         cwd = Path(params.cwd)
         if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()
+        await self._thread(check_tools, options.tools or ())
         env = env_of(options)
         header = r.SessionOpened(
             session_id=session_id,
             name=params.name or f"{cwd.name or 'session'}-{session_id[-4:]}",
             cwd=params.cwd,
             model=model.selector,
-            thinking=params.thinking,
+            thinking=thinking,
             prompt="",
-            max_depth=parent.max_depth if parent else self._max_depth,
+            max_depth=parent.max_depth if parent else self._defaults.max_depth,
             ephemeral=params.ephemeral,
             options=public(options),
             env_names=tuple(env),
@@ -204,7 +214,7 @@ class SessionStore:
         folder = self._folder(header)
 
         def write() -> Opened:
-            prompt, files = composed(self._home, header, header.options.instructions)
+            prompt, files = composed(self._home, header, header.options, self._shared.skills)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
             with Directory.open(folder) as directory:
@@ -229,9 +239,13 @@ class SessionStore:
         """
         self._check_open()
         actor = self._loaded.get(session_id)
-        if actor is not None:
+        if actor is not None and self._unloader.lets_go(actor):
+            await actor.close()  # when that is done it can be opened again
+            self._check_open()
+        elif actor is not None:
             if actor.closing:
                 raise SessionClosed(session_id=session_id)
+            actor.touch()
             return actor
         if session_id not in self._opening:
             opening = self._own(asyncio.ensure_future(self._load(session_id)))
@@ -258,7 +272,8 @@ class SessionStore:
             raise
         await self._start(actor, damage)
         if found.recovered.from_seq:
-            verifying = self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            later = verify_later(actor, found.recovered.place, self._shared.clock)
+            verifying = self._own(asyncio.ensure_future(later))
             self._verifying.add(verifying)
             verifying.add_done_callback(self._verifying.discard)
         return actor
@@ -296,6 +311,7 @@ class SessionStore:
             on_closed=self._forget,
         )
         self._loaded[actor.id] = actor
+        self._unloader.start()
         return actor
 
     async def _start(self, actor: SessionActor, damage: list[r.DamageFound]) -> None:
@@ -305,22 +321,6 @@ class SessionStore:
         except BaseException:
             await actor.close()
             raise
-
-    async def _verify(self, actor: SessionActor, found: Opened, folder: Path) -> None:
-        """Read what the checkpoint stood for, after the session has been handed out."""
-        await self._shared.clock.sleep(VERIFY_AFTER_MS)
-        if actor.closing:
-            return
-        known = list(actor.state.damage)
-        damage = await self._thread_on(
-            folder,
-            lambda: verify_opened(folder, actor.id, found.recovered.place, known),
-        )
-        if damage is None:
-            log.error("the checkpoint of %s was made from another journal", actor.id)
-            await actor.close(reason="shutdown")
-        elif damage and not actor.closing:
-            await actor.append(*damage)
 
     def loaded(self) -> tuple[SessionActor, ...]:
         """Give the sessions that are open in this process, in order of their opening."""
@@ -345,7 +345,7 @@ class SessionStore:
         """Give a page of root sessions, newest first. Raises InvalidParams for a foreign cursor."""
         before = page_cursor(params.cursor)
         self._look_through()
-        live = {actor.id: actor.view() for actor in self._loaded.values()}
+        live = {actor.id: actor.summary() for actor in self._loaded.values()}
         rows = await self._thread_on(
             paths.sessions(self._home),
             lambda: self._index.page(
@@ -379,6 +379,8 @@ class SessionStore:
         """
         Copy a session's journal up to the end of a turn (default: its last) into a new session.
 
+        Its kernel starts with the newest names of that turn that are kept; see `ForkOrigin`.
+
         Raises:
             InvalidParams: no such turn has ended.
             StoreCorrupt: the journal is damaged before that place.
@@ -389,19 +391,13 @@ class SessionStore:
             source.state, self._shared.new_id("ses"), name=params.name, turn_id=turn_id
         )
         folder, now_ms = self._folder(header), self._shared.clock.now_ms()
+        await source.save_unsaved()
+        origin = Place(source.folder, source.id, source.artifacts_path)
+        target = Place(folder, header.session_id, self._artifacts(header, folder))
+        damage = list(source.state.damage)
 
         def copy() -> Opened:
-            with Directory.open(source.folder) as origin, Directory.open(folder) as target:
-                copy_prefix(
-                    origin,
-                    f"{source.id}.jsonl",
-                    target,
-                    f"{header.session_id}.jsonl",
-                    header=header,
-                    turn_id=turn_id,
-                    damage=list(source.state.damage),
-                    at_ms=now_ms,
-                )
+            write_fork(origin, target, self._home, header=header, damage=damage, at_ms=now_ms)
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
@@ -431,6 +427,7 @@ class SessionStore:
         if self._closed:
             return
         self._closed = True
+        await self._unloader.stop()
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
             await asyncio.gather(*(one.close() for one in loaded if one.depth == deepest))
@@ -452,7 +449,7 @@ class SessionStore:
         """Have the index know the session as it is now."""
         if not actor.state.opened.ephemeral:
             state = msgspec.structs.replace(actor.state)  # the fold goes on meanwhile
-            await self._thread(self._index.put, state, actor.view(), actor.folder)
+            await self._thread(self._index.put, state, actor.summary(), actor.folder)
 
     def _folder(self, header: r.SessionOpened) -> Path:
         """Give the folder that holds the session's journal."""

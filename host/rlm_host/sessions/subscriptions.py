@@ -7,16 +7,58 @@ gets what its cursor missed, then every open item with its text so far, then the
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from rlm_protocol.base import Params
 from rlm_protocol.item import Item, ItemStarted
 
 from .notifications import Notification
 
 Listener = Callable[[str, msgspec.Struct], None]
 """`(method, payload)`, called in the loop, in order; must not block and must not raise."""
+
+
+@runtime_checkable
+class Askable(Protocol):
+    """A listener that is a client: it can be asked, too."""
+
+    @property
+    def client_id(self) -> str:
+        """The same for all listeners of one client."""
+
+    def __call__(self, method: str, payload: msgspec.Struct, /) -> None: ...
+
+    async def ask(self, method: str, params: Params) -> msgspec.Raw:
+        """
+        Ask the client and give its raw result; cancelling the call tells the client.
+
+        Raises:
+            HostLost: the client is gone.
+            RlmError: the client refused.
+        """
+
+
+class Heard(Protocol):
+    """A session, as far as it is known who hears it."""
+
+    @property
+    def subscriptions(self) -> "Subscriptions": ...
+
+    @property
+    def ancestors(self) -> "Sequence[Heard]": ...
+
+
+def audience(session: Heard) -> tuple[Askable, ...]:
+    """Give every client that hears a session or one above it, each once, the nearest first."""
+    clients: dict[str, Askable] = {}
+    for one in (session, *session.ancestors):
+        for listener in one.subscriptions.listeners:
+            if isinstance(listener, Askable):
+                clients.setdefault(listener.client_id, listener)
+    return tuple(clients.values())
 
 
 class Subscription:

@@ -9,11 +9,16 @@ well-formed: every call of an answer has exactly one result before anything else
 from typing import Any
 
 from rlm_protocol import records as r
+from rlm_protocol.errors import HostLost
 from rlm_protocol.item import UserMessage as UserItem
 
 from ..models.provider import AssistantMessage, Call, Message, ToolResult, UserMessage
 
 NOT_RUN = "This call was not run: the turn ended before it."
+UNCERTAIN = (
+    "The host ended before a result of this call was recorded. It may have run; its effects are "
+    "uncertain."
+)
 SUMMARY = "Earlier turns were replaced by this summary:\n\n"
 
 
@@ -60,9 +65,10 @@ class Transcript:
                     self._result(entry.seq, call_id, shown or "", item.status != "completed")
                 elif shown is not None or isinstance(item, UserItem):
                     self._say(entry.seq, shown if shown is not None else _text_of(item))
-            case r.TurnCompleted():
+            case r.TurnCompleted(error=error):
                 self._asking = False
-                self._close_calls(entry.seq)
+                host_lost = error is not None and error.kind == HostLost.kind
+                self._close_calls(entry.seq, first=UNCERTAIN if host_lost else NOT_RUN)
                 self._unpark()
             case r.ContextCompacted() as compacted:
                 self._compact(entry.seq, compacted)
@@ -79,9 +85,10 @@ class Transcript:
         self._messages.append((seq, result))
         self._unpark()
 
-    def _close_calls(self, seq: int) -> None:
-        for call_id in tuple(self._open_calls):
-            self._result(seq, call_id, NOT_RUN, True)
+    def _close_calls(self, seq: int, first: str = NOT_RUN) -> None:
+        """Give every open call a result. Calls run one after the other: only the first can have."""
+        for nth, call_id in enumerate(tuple(self._open_calls)):
+            self._result(seq, call_id, NOT_RUN if nth else first, True)
 
     def _unpark(self) -> None:
         if not self._open_calls and not self._asking:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -241,23 +241,22 @@ class Turn:
     async def _allowed(self, call: r.ToolUse, code: str) -> bool:
         """Ask a person where the options want it; a cell that is not allowed is recorded so."""
         session = self._session
-        approvals = session.state.options.approvals
-        if approvals is None or approvals.cells != "ask":
+        if not session.approvals.wanted("cell"):
             return True
-        ruling = await session.approvals.ask("cell", {"code": code}, interrupt=self.interrupt)
+        ruling = await session.approvals.ask(
+            "cell", {"code": code}, turn_id=self.turn_id, interrupt=self.interrupt
+        )
         self._check()
         if ruling.decision == "allow":
             return True
-        text = f"The cell was not run: a person did not allow it ({ruling.decision})."
-        if ruling.reason:
-            text = f"{text} {ruling.reason}"
+        text = ruling.told("cell")
         now_ms = session.clock.now_ms()
         item = ReplCell(
             id=session.new_id("cell"),
             turn_id=self.turn_id,
             status="failed",
             code=code,
-            error=CellError(ename="NotAllowed", evalue=text),
+            error=CellError(ename="ApprovalDenied", evalue=text),
             started_at_ms=now_ms,
             completed_at_ms=now_ms,
         )
@@ -295,16 +294,7 @@ class Turn:
         await self._session.append(self._notice_record(level, text, shown))
 
     def _notice_record(self, level: Any, text: str, shown: str | None) -> r.ItemCompleted:
-        now_ms = self._session.clock.now_ms()
-        item = Notice(
-            id=self._session.new_id("notice"),
-            turn_id=self.turn_id,
-            level=level,
-            text=text,
-            started_at_ms=now_ms,
-            completed_at_ms=now_ms,
-        )
-        return r.ItemCompleted(item=item, shown=shown)
+        return notice_record(self._session, level, text, shown=shown, turn_id=self.turn_id)
 
     # --- interrupts ---
 
@@ -325,6 +315,27 @@ class Turn:
             await asyncio.wait([running], timeout=YIELD_S)
             raise Interrupted
         return running.result()
+
+
+def notice_record(
+    session: "SessionActor",
+    level: Literal["info", "warning"],
+    text: str,
+    *,
+    shown: str | None = None,
+    turn_id: str | None = None,
+) -> r.ItemCompleted:
+    """Give the record of a notice; `shown` is what the model is told of it."""
+    now_ms = session.clock.now_ms()
+    item = Notice(
+        id=session.new_id("notice"),
+        turn_id=turn_id,
+        level=level,
+        text=text,
+        started_at_ms=now_ms,
+        completed_at_ms=now_ms,
+    )
+    return r.ItemCompleted(item=item, shown=shown)
 
 
 def error_item(item_id: str, turn_id: str | None, why: RlmError, now_ms: int) -> ErrorItem:

@@ -116,7 +116,7 @@
 ---@field decision "allow"|"deny"
 ---@field reason? string|nil
 
---- Host -> client: may this happen? The first answer of any attached client wins.
+--- Host -> client: may this happen? The first answer of any client wins. Every client of the session and of its ancestors is asked, again when it attaches. `detail` of a cell is `{code}`, of a spawn `{prompt, options}`, of a tool `{name, arguments}`.
 ---@class rlm.ApprovalRequest
 ---@field sessionId string
 ---@field approvalId string
@@ -124,7 +124,7 @@
 ---@field detail table<string, any>
 ---@field expiresAtMs integer
 
---- The approval is settled; nobody needs to answer any more.
+--- The approval is settled; nobody needs to answer any more. Told to all who were asked.
 ---@class rlm.ApprovalResolved
 ---@field approvalId string
 ---@field decision "allow"|"cancelled"|"deny"|"expired"
@@ -132,7 +132,7 @@
 ---@field seq integer
 ---@field gen integer
 
---- What waits for a person.
+--- What waits for a person: cells of the model, spawns and tool calls of cells. A client's own `repl/execute` and `agent/spawn` wait for nobody.
 ---@class rlm.Approvals
 ---@field cells? "ask"|"never"
 ---@field spawns? "ask"|"never"
@@ -218,7 +218,7 @@
 ---@field kind "client"
 ---@field timeoutMs? integer|nil
 
---- A function of the client that a cell can await as `tools.NAME(...)`.
+--- A function of the client that a cell can await as `tools.NAME(...)`. `name` is a Python identifier that does not begin with `_`. `input_schema` is JSON Schema, draft 2020-12, of an object: the keyword arguments. It has no remote references and 64 KiB at most.
 ---@class rlm.ClientTool
 ---@field name string
 ---@field description string
@@ -242,6 +242,25 @@
 ---@field completedAtMs? integer|nil
 ---@field summary string
 ---@field tokensBefore integer
+
+--- Set the key at `path` (a table's name for each step but the last); null takes it out.
+---@class rlm.ConfigChange
+---@field path (string)[]
+---@field value? any
+
+--- What the file says (without defaults) and where it lies. Keys of providers are never in it. `digest` names the file's content. `restart_needed`: this host started with another one.
+---@class rlm.ConfigResult
+---@field path string
+---@field exists boolean
+---@field digest string
+---@field config table<string, any>
+---@field restartNeeded? boolean
+
+--- Change the file; all changes or none. It counts for hosts that start afterwards. With `expected_digest` the file must still be the one that was read.
+---@class rlm.ConfigWriteParams
+---@field changes (rlm.ConfigChange)[]
+---@field expectedDigest? string|nil
+---@field idempotencyKey? string|nil
 
 --- A place in a session's journal: everything up to and including `seq` has been seen.
 ---@class rlm.Cursor
@@ -346,6 +365,8 @@
 ---@field python? string|nil
 ---@field launcher? (string)[]|nil
 ---@field sandbox? "workspace"|nil
+---@field network? boolean|nil
+---@field memoryBytes? integer|nil
 ---@field env? table<string, string>|nil
 
 --- Host -> client: make an accepted artifact live, or take it back. Idempotent.
@@ -353,6 +374,13 @@
 ---@field context rlm.StepContext
 ---@field observation rlm.StepObservation
 ---@field action? "apply"|"rollback"
+
+--- A worker that took the run. Workers of Temporal take no runs and are not told of.
+---@class rlm.LoopClaim
+---@field token integer
+---@field worker string
+---@field atMs integer
+---@field provenance rlm.Provenance
 
 --- `loop/run` ended: the run is terminal, paused, or can be continued.
 ---@class rlm.LoopCompletedNotice
@@ -377,6 +405,25 @@
 ---@field stepAttempts? integer
 ---@field seed? integer
 ---@field record? "intent"|"single"
+
+--- One row (seed: loop-kernel, Audit); `id` is the same however often it was written.
+---@class rlm.LoopDecision
+---@field id string
+---@field kind string
+---@field runId string
+---@field generation integer
+---@field decision table<string, any>
+
+--- Read the decision log in the order of its writing, of one run or of all, a page at a time.
+---@class rlm.LoopDecisionsParams
+---@field runId? string|nil
+---@field after? integer
+---@field limit? integer
+
+--- `next_after` is null on the last page.
+---@class rlm.LoopDecisionsResult
+---@field decisions (rlm.LoopDecision)[]
+---@field nextAfter? integer|nil
 
 --- Start a new run with the history of another up to and including `generation`.
 ---@class rlm.LoopForkParams
@@ -436,11 +483,13 @@
 ---@field after? integer
 ---@field limit? integer
 
---- `next_after` is null on the last page.
+--- `next_after` is null on the last page. `provenance` is of the submission; `claims` are those that came before the page's last generation and after the page before, on the last page all that are left.
 ---@class rlm.LoopReportResult
 ---@field run rlm.Run
 ---@field generations (rlm.LoopGeneration)[]
 ---@field nextAfter? integer|nil
+---@field provenance? rlm.Provenance|nil
+---@field claims? (rlm.LoopClaim)[]
 
 --- Continue a run in the background; answers at once.
 ---@class rlm.LoopRunParams
@@ -513,6 +562,14 @@
 ---@field completedAtMs? integer|nil
 ---@field level "info"|"warning"
 ---@field text string
+
+--- What code a run was submitted or claimed with. `commit` is that of the Git working tree the code lies in, `dirty_digest` is of all that differs from it there (null: nothing does). Where `unknown` is not null, it says why they could not be read. `packages_digest` is of the names and versions of all installed distributions.
+---@class rlm.Provenance
+---@field commit string|nil
+---@field dirtyDigest string|nil
+---@field unknown string|nil
+---@field interpreter string
+---@field packagesDigest string
 
 --- Unsent bytes of all attachments, and bytes dropped for slow ones since the start.
 ---@class rlm.QueueStatus
@@ -623,6 +680,12 @@
 ---@field restore? boolean
 ---@field idempotencyKey? string|nil
 
+--- Load a snapshot over the namespace: the last one, or an earlier one that is still kept.
+---@class rlm.ReplRestoreParams
+---@field sessionId string
+---@field snapshotId? string|nil
+---@field idempotencyKey? string|nil
+
 --- What came back.
 ---@class rlm.ReplRestoreResult
 ---@field restored (string)[]
@@ -631,9 +694,14 @@
 
 --- What was saved.
 ---@class rlm.ReplSnapshotResult
+---@field id string
 ---@field saved (string)[]
 ---@field skipped? (rlm.SkippedName)[]
 ---@field sizeBytes? integer
+
+--- Newest first. Earlier ones are kept as long as there is room.
+---@class rlm.ReplSnapshotsResult
+---@field snapshots (rlm.SnapshotInfo)[]
 
 --- The kernel's state; after a revival, what came back.
 ---@class rlm.ReplStatusChanged
@@ -660,6 +728,7 @@
 ---@field workspace string
 ---@field status "cancelled"|"completed"|"failed"|"paused"|"running"
 ---@field generation integer
+---@field maxGenerations? integer|nil
 ---@field bestReward? number|"-inf"|"inf"|"nan"|nil
 ---@field bestArtifactId? string|nil
 ---@field stoppedReason? string|nil
@@ -688,7 +757,7 @@
 ---@field name string
 ---@field version string
 
---- What a client sees of a session.
+--- What a client sees of a session. `options` are as they are now, without the values of variables; null in a list.
 ---@class rlm.Session
 ---@field id string
 ---@field name string
@@ -711,6 +780,7 @@
 ---@field archived? boolean
 ---@field usage? rlm.Usage
 ---@field activeTurnId? string|nil
+---@field options? rlm.SessionOptions|nil
 
 --- The host let go of the session.
 ---@class rlm.SessionClosed
@@ -735,7 +805,7 @@
 ---@field options? rlm.SessionOptions|nil
 ---@field idempotencyKey? string|nil
 
---- A session appeared.
+--- A root session appeared; told to every client of the host but the one that created it.
 ---@class rlm.SessionCreated
 ---@field session rlm.Session
 ---@field sessionId string
@@ -778,7 +848,7 @@
 ---@field sessionId string
 ---@field idempotencyKey? string|nil
 
---- Typed options of a session: in its journal header, inherited by children field by field.
+--- Typed options of a session: in its journal header, inherited by children field by field. Tools are not inherited: a spawn names those that its child gets.
 ---@class rlm.SessionOptions
 ---@field recipe? rlm.KernelRecipe|nil
 ---@field instructions? string|nil
@@ -857,6 +927,13 @@
 ---@field name string
 ---@field reason string
 
+--- One snapshot on disk; the `current` one is what a new process starts from.
+---@class rlm.SnapshotInfo
+---@field id string
+---@field takenAtMs integer
+---@field sizeBytes integer
+---@field current? boolean
+
 --- What a step, apply or rollback outside the process is told.
 ---@class rlm.StepContext
 ---@field runId string
@@ -884,7 +961,7 @@
 ---@field type "text"
 ---@field text string
 
---- A call of a client's tool from a cell.
+--- A call of a client's tool from the cell `cell_id`, or of one that the model made up. Of a call that is too long to be shown, arguments and result lie in an artifact, as JSON.
 ---@class rlm.ToolCall
 ---@field type "toolCall"
 ---@field id string
@@ -896,13 +973,16 @@
 ---@field arguments table<string, any>
 ---@field result? any
 ---@field error? rlm.ErrorInfo|nil
+---@field cellId? string|nil
+---@field truncated? boolean
+---@field artifact? string|nil
 
 --- The tool's value, or what went wrong.
 ---@class rlm.ToolCallAnswer
 ---@field result? any
 ---@field error? string|nil
 
---- Host -> client: run one of the client's tools for a cell.
+--- Host -> client: run one of the client's tools for a cell. It is asked once, and never again. The client that declared the tools is asked, else the first that knows this method. The arguments fit the tool's `inputSchema`. `call_id` is the id of the `toolCall` item.
 ---@class rlm.ToolCallRequest
 ---@field sessionId string
 ---@field callId string

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rlm_protocol.loop import RunStatus
+from rlm_protocol.loop import Provenance, RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
 LEASE_MS = 30_000
@@ -181,15 +181,26 @@ class RunReader(Protocol):
     def health(self, *, deep: bool = False) -> Health:
         """Look at the store; `deep` reads all of it."""
 
+    def close(self) -> None:
+        """Give back what is open."""
+
 
 class RunStore(RunReader, Protocol):
     """A store whose runs are claimed, leased and written by `LoopKernel`."""
 
-    def claim(self, run_id: str, owner: str, *, ttl_ms: int = LEASE_MS) -> Lease | None:
+    def claim(
+        self,
+        run_id: str,
+        owner: str,
+        *,
+        ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
+    ) -> Lease | None:
         """
         Take the run, or give None when it is terminal or paused.
 
-        `owner` is for people: the same name does not make the same owner.
+        `owner` is for people: the same name does not make the same owner. With `provenance` the
+        claim is an event of the run, in the claim's transaction.
 
         Raises:
             LeaseHeld: another worker holds a living lease; `data` names it.
@@ -238,6 +249,3 @@ class RunStore(RunReader, Protocol):
 
         A call that raises does not touch the others; its exception is its result.
         """
-
-    def close(self) -> None:
-        """Give back what is open; the next call opens it again."""

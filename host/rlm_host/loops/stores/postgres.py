@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import msgspec
 from psycopg import errors
 
 from rlm_protocol import loop_records as records
-from rlm_protocol.loop import RunStatus
+from rlm_protocol.loop import Provenance, RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ..head import fold_all
@@ -32,23 +31,35 @@ from .postgres_rows import (
     IS_OWNED,
     NOW_MS,
     ROW,
+    act,
     columns,
-    create,
     damage,
     find_event,
     find_run,
+    insert_history,
+    insert_run,
+    is_half_done,
+    is_owned,
     lease_of,
-    lost,
     missing,
     one,
     read_events,
-    request,
 )
-from .rows import StoredRun, before, check_same_history, checksum, held, not_completed, page_of
+from .rows import (
+    TERMINAL,
+    StoredRun,
+    change_of,
+    check_same_history,
+    head_columns,
+    held,
+    lost,
+    narrowed,
+    not_completed,
+    page_of,
+)
 
 T = TypeVar("T")
 _EXPIRY = "clock_timestamp() + %(ttl_ms)s * interval '1 millisecond'"
-_TERMINAL = ", ".join(f"'{status}'" for status in sorted(records.TERMINAL))
 
 # The fence, the head and the events are one statement: one round trip, one sync.
 _APPEND = f"""
@@ -80,14 +91,6 @@ id = (SELECT id FROM loop_runs WHERE status = 'running' AND (claim = %(claim)s O
     coalesce({IS_OWNED}, false)) AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
     AND (%(workspace)s::text IS NULL OR workspace = %(workspace)s)
   ORDER BY claim IS NOT DISTINCT FROM %(claim)s DESC, id LIMIT 1 FOR UPDATE SKIP LOCKED)
-"""
-_ADOPT = """
-INSERT INTO loop_runs(run_id, tenant, workspace, parent, status, reason, config, config_sum, head,
-  head_sum, seq, cancel, pause, token, created_at_ms, updated_at_ms)
-VALUES(%(run_id)s, %(tenant)s, %(workspace)s, %(parent)s, %(status)s, %(reason)s, %(config)s,
-  %(config_sum)s, %(head)s, %(head_sum)s, %(seq)s, %(cancel)s, %(pause)s, %(token)s,
-  %(created_at_ms)s, %(updated_at_ms)s)
-ON CONFLICT (run_id) DO NOTHING RETURNING id
 """
 
 
@@ -132,7 +135,7 @@ class PostgresRunStore:
 
     def submit(self, run_id: str, submitted: Submitted) -> bool:
         """Create a run. See `RunReader.submit`."""
-        return self._write(lambda db: create(db, run_id, submitted))
+        return self._write(lambda db: insert_run(db, run_id, submitted))
 
     def fork(self, parent: str, generation: int, run_id: str, submitted: Submitted) -> bool:
         """Create a run from the beginning of another. See `RunReader.fork`."""
@@ -143,7 +146,7 @@ class PostgresRunStore:
                 last = find_event(db, parent, f"generation:{generation}")
                 if last is None:
                     raise not_completed(parent, generation, source.to_row().head.generation)
-                if not create(db, run_id, submitted):
+                if not insert_run(db, run_id, submitted):
                     return False
                 child = find_run(db, run_id)
                 db.execute(
@@ -153,10 +156,11 @@ class PostgresRunStore:
                     (child.id, source.id, last.seq),
                 )
                 rows = read_events(db, run_id)
-                body = records.encode(fold_all(row.event for row in rows))
+                head = head_columns(fold_all(row.event for row in rows))
                 db.execute(
-                    "UPDATE loop_runs SET head = %s, head_sum = %s, seq = %s WHERE id = %s",
-                    (body, checksum("head", body), len(rows), child.id),
+                    "UPDATE loop_runs SET head = %(head)s, head_sum = %(head_sum)s, seq = %(seq)s"
+                    " WHERE id = %(id)s",
+                    {**head, "seq": len(rows), "id": child.id},
                 )
                 return True
 
@@ -164,32 +168,12 @@ class PostgresRunStore:
 
     def adopt(self, row: RunRow, history: Sequence[EventRow]) -> bool:
         """Take over a run of another store. See `RunStore.adopt`."""
-        head, told = records.encode(row.head), msgspec.structs.asdict(row)
-        values = {
-            **told,
-            **msgspec.structs.asdict(row.control),
-            "config_sum": checksum("config", row.config),
-            "head": head,
-            "head_sum": checksum("head", head),
-            "seq": len(history),
-        }
-        del values["control"]
 
         def work(db: Db) -> bool:
-            with db.transaction():
-                made = db.execute(_ADOPT, values).fetchone()
-                if made is None:
-                    check_same_history(row.run_id, read_events(db, row.run_id), history)
-                    return False
-                bodies = [records.encode(event.event) for event in history]
-                db.cursor().executemany(
-                    "INSERT INTO loop_events VALUES(%s, %s, %s, %s, %s, %s, %s)",
-                    [
-                        (made[0], seq, e.key, e.token, e.at_ms, checksum(e.key, body), body)
-                        for seq, (e, body) in enumerate(zip(history, bodies, strict=True), 1)
-                    ],
-                )
+            if insert_history(db, row, history):
                 return True
+            check_same_history(row.run_id, read_events(db, row.run_id), history)
+            return False
 
         return self._write(work)
 
@@ -217,9 +201,7 @@ class PostgresRunStore:
         limit: int = PAGE,
     ) -> Page:
         """Give a page of runs. See `RunReader.list`."""
-        where: dict[str, str | int] = {"id < %s": before(cursor)}
-        given = {"tenant = %s": tenant, "workspace = %s": workspace, "status = %s": status}
-        where |= {name: value for name, value in given.items() if value is not None}
+        where = narrowed("%s", tenant=tenant, workspace=workspace, status=status, cursor=cursor)
         query = f"SELECT {ROW} FROM loop_runs WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT %s"
         found = self._pool.call(
             lambda db: db.execute(query, [*where.values(), limit + 1]).fetchall()
@@ -253,7 +235,14 @@ class PostgresRunStore:
 
     # --- leases -------------------------------------------------------------------------------
 
-    def claim(self, run_id: str, owner: str, *, ttl_ms: int = LEASE_MS) -> Lease | None:
+    def claim(
+        self,
+        run_id: str,
+        owner: str,
+        *,
+        ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
+    ) -> Lease | None:
         """Take a run. See `RunStore.claim`."""
         given = {"claim": uuid.uuid4(), "run_id": run_id, "owner": owner, "ttl_ms": ttl_ms}
 
@@ -261,7 +250,7 @@ class PostgresRunStore:
             with db.transaction():
                 line = db.execute(f"{_CLAIM} run_id = %(run_id)s RETURNING {ROW}", given).fetchone()
                 if line is not None:
-                    return lease_of(line, ttl_ms)
+                    return lease_of(db, line, ttl_ms, provenance)
                 run = find_run(db, run_id)
             if run.status != "running":
                 return None
@@ -276,6 +265,7 @@ class PostgresRunStore:
         tenant: str | None = None,
         workspace: str | None = None,
         ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
     ) -> Lease | None:
         """Take the oldest run that nobody works on, or give None; claimants do not wait."""
         given = {
@@ -289,7 +279,7 @@ class PostgresRunStore:
         def work(db: Db) -> Lease | None:
             with db.transaction():
                 line = db.execute(f"{_CLAIM} {_FREE} RETURNING {ROW}", given).fetchone()
-                return None if line is None else lease_of(line, ttl_ms)
+                return None if line is None else lease_of(db, line, ttl_ms, provenance)
 
         return self._write(work)
 
@@ -320,13 +310,11 @@ class PostgresRunStore:
         reason: str | None = None,
     ) -> Appended:
         """Record events under a lease. See `RunStore.append`."""
-        body = records.encode(head)
         given = {
+            **head_columns(head),
             "run_id": lease.run_id,
             "token": lease.token,
             "ttl_ms": lease.ttl_ms,
-            "head": body,
-            "head_sum": checksum("head", body),
             "status": status,
             "reason": reason,
             "stays": status == "running",
@@ -373,7 +361,8 @@ class PostgresRunStore:
             with db.transaction():
                 run = find_run(db, run_id, "FOR UPDATE")
                 if run.status not in records.TERMINAL:
-                    request(db, run, action, reason)
+                    owned, half_done = is_owned(db, run), is_half_done(db, run)
+                    act(db, run, change_of(run, action, reason, owned=owned, half_done=half_done))
                 return find_run(db, run_id)
 
         return self._write(work).to_row()
@@ -383,7 +372,7 @@ class PostgresRunStore:
         query = f"""
 WITH old AS (
   DELETE FROM loop_runs WHERE id IN (
-    SELECT id FROM loop_runs WHERE status IN ({_TERMINAL}) AND updated_at_ms < %s
+    SELECT id FROM loop_runs WHERE status IN ({TERMINAL}) AND updated_at_ms < %s
     LIMIT %s FOR UPDATE SKIP LOCKED)
   RETURNING id),
 gone AS (DELETE FROM loop_events WHERE run IN (SELECT id FROM old))

@@ -3,14 +3,28 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
-from rlm_protocol import loop_records as records
-from rlm_protocol.errors import LeaseLost, RunNotFound, StoreCorrupt
-from rlm_protocol.loop import RunStatus
-from rlm_protocol.loop_records import Completed, Controlled, Event, Head, Submitted
+import msgspec
 
-from .base import ControlAction, EventRow, Lease
+from rlm_protocol import loop_records as records
+from rlm_protocol.errors import RunNotFound, StoreCorrupt
+from rlm_protocol.loop import Provenance
+from rlm_protocol.loop_records import Event, Submitted
+
+from .base import EventRow, Lease, RunRow
 from .postgres_pool import Db
-from .rows import StoredRun, check_same_event, check_same_run, checksum, event_row
+from .rows import (
+    Change,
+    StoredRun,
+    check_same_run,
+    checksum,
+    claim_events,
+    event_columns,
+    event_row,
+    moved_run,
+    new_run,
+    not_recorded,
+    submitted_in,
+)
 
 ROW = ", ".join(StoredRun.__struct_fields__)
 NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
@@ -20,15 +34,6 @@ _EVENTS = (
     "SELECT e.seq, e.key, e.token, e.at_ms, e.body_sum, e.body FROM loop_events e"
     " JOIN loop_runs r ON r.id = e.run WHERE r.run_id = %s"
 )
-_SUBMIT = f"""
-WITH run AS (
-  INSERT INTO loop_runs(run_id, tenant, workspace, parent, status, config, config_sum, head,
-    head_sum, seq, created_at_ms, updated_at_ms)
-  VALUES(%(run_id)s, %(tenant)s, %(workspace)s, %(parent)s, 'running', %(config)s, %(config_sum)s,
-    %(head)s, %(head_sum)s, 1, {NOW_MS}, {NOW_MS})
-  ON CONFLICT (run_id) DO NOTHING RETURNING id)
-INSERT INTO loop_events SELECT id, 1, 'submitted', 0, {NOW_MS}, %(sum)s, %(body)s FROM run
-"""
 
 
 def one(db: Db, query: str, given: Sequence[Any] = ()) -> tuple[Any, ...]:
@@ -70,30 +75,46 @@ def read_events(db: Db, run_id: str, after: int = 0, limit: int | None = None) -
     return [event_row(run_id, *line) for line in lines]
 
 
-def create(db: Db, run_id: str, submitted: Submitted) -> bool:
+def insert_run(db: Db, run_id: str, submitted: Submitted) -> bool:
     """Write a new run and its first event, or give False. Raises Conflict: it is another."""
-    config, head = records.encode(submitted.config), records.encode(Head())
-    body = records.encode(submitted)
+    with db.transaction():
+        made = _insert_line(db, new_run(run_id, submitted))
+        if made is not None:
+            body = records.encode(submitted)
+            db.execute(
+                f"INSERT INTO loop_events VALUES(%s, 1, 'submitted', 0, {NOW_MS}, %s, %s)",
+                (made, checksum("submitted", body), body),
+            )
+            return True
+    check_same_run(run_id, submitted_in(find_event(db, run_id, "submitted")), submitted)
+    return False
+
+
+def insert_history(db: Db, row: RunRow, history: Sequence[EventRow]) -> bool:
+    """Write a run of another store with its events as they are, or give False."""
+    with db.transaction():
+        made = _insert_line(db, moved_run(row, history))
+        if made is not None:
+            db.cursor().executemany(
+                "INSERT INTO loop_events VALUES(%s, %s, %s, %s, %s, %s, %s)",
+                [
+                    (made, *event_columns(seq, told.key, told.token, told.at_ms, told.event))
+                    for seq, told in enumerate(history, 1)
+                ],
+            )
+        return made is not None
+
+
+def _insert_line(db: Db, columns: dict[str, Any]) -> int | None:
+    """Give the new line's id, or None: there is such a run. Times are the server's by default."""
+    values = {name: f"%({name})s" for name in columns}
+    values = {"created_at_ms": NOW_MS, "updated_at_ms": NOW_MS} | values
     made = db.execute(
-        _SUBMIT,
-        {
-            "run_id": run_id,
-            "tenant": submitted.config.tenant,
-            "workspace": submitted.config.workspace,
-            "parent": submitted.parent,
-            "config": config,
-            "config_sum": checksum("config", config),
-            "head": head,
-            "head_sum": checksum("head", head),
-            "sum": checksum("submitted", body),
-            "body": body,
-        },
-    )
-    if not made.rowcount:
-        first = find_event(db, run_id, "submitted")
-        assert first is not None, "a run begins with its submission"
-        check_same_run(run_id, records.encode(first.event), submitted)
-    return bool(made.rowcount)
+        f"INSERT INTO loop_runs({', '.join(values)}) VALUES({', '.join(values.values())})"
+        " ON CONFLICT (run_id) DO NOTHING RETURNING id",
+        columns,
+    ).fetchone()
+    return None if made is None else int(made[0])
 
 
 def columns(token: int, events: Sequence[Event]) -> dict[str, Any]:
@@ -106,71 +127,60 @@ def columns(token: int, events: Sequence[Event]) -> dict[str, Any]:
 
 def missing(db: Db, run: StoredRun, token: int, events: Sequence[Event]) -> list[Event]:
     """Give the events that are not recorded yet. Raises Conflict: one is, with another body."""
-    keyed = {records.key_of(event, token): event for event in events}
     there: dict[str, bytes] = dict(
         db.execute(
             "SELECT key, body FROM loop_events WHERE run = %s AND key = ANY(%s)",
-            (run.id, list(keyed)),
+            (run.id, [records.key_of(event, token) for event in events]),
         ).fetchall()
     )
-    for key, body in there.items():
-        check_same_event(run.run_id, key, body, keyed[key])
-    return [event for key, event in keyed.items() if key not in there]
+    return not_recorded(run.run_id, token, events, there.get)
 
 
-def request(db: Db, run: StoredRun, action: ControlAction, reason: str) -> None:
-    """Act on a request, or note it for the living owner of a run that is locked and going."""
-    owned = one(db, f"SELECT {IS_OWNED} FROM loop_runs WHERE id = %s", (run.id,))[0]
-    match action:
-        case "cancel":
-            reason = reason if run.cancel is None else run.cancel
-            db.execute("UPDATE loop_runs SET cancel = %s WHERE id = %s", (reason, run.id))
-            if not owned and not _is_half_done(db, run):
-                _settle(db, run, action, reason, "cancelled")
-        case "pause" if run.status == "running" and run.pause is None:
-            db.execute("UPDATE loop_runs SET pause = %s WHERE id = %s", (reason, run.id))
-            if not owned:
-                _settle(db, run, action, reason, "paused")
-        case "resume" if run.status == "paused":
-            _settle(db, run, action, reason, "running")
-        case "resume":
-            db.execute("UPDATE loop_runs SET pause = NULL WHERE id = %s", (run.id,))
+def is_owned(db: Db, run: StoredRun) -> bool:
+    """Tell whether somebody lives who may write to the run."""
+    return bool(one(db, f"SELECT {IS_OWNED} FROM loop_runs WHERE id = %s", (run.id,))[0])
 
 
-def _is_half_done(db: Db, run: StoredRun) -> bool:
+def is_half_done(db: Db, run: StoredRun) -> bool:
     """Tell whether a decision is recorded whose apply may have begun."""
     generation = records.decode_head(run.head).generation
     return find_event(db, run.run_id, f"intent:{generation}") is not None
 
 
-def _settle(db: Db, run: StoredRun, action: ControlAction, reason: str, status: RunStatus) -> None:
-    """Act as the run's owner for a moment, with a token of its own."""
+def act(db: Db, run: StoredRun, change: Change) -> None:
+    """Do what was asked: as the run's owner for a moment, or by a note to the one it has."""
+    for name, value in change.columns.items():
+        db.execute(f"UPDATE loop_runs SET {name} = %s WHERE id = %s", (value, run.id))
+    if change.settles is None:
+        return
     token = run.token + 1
-    events: list[Event] = [Controlled(action=action, reason=reason)]
-    if status == "cancelled":
-        events.append(Completed(status=status, reason=reason))
+    insert_events(db, run, token, change.events)
+    db.execute(
+        f"UPDATE loop_runs SET seq = %s, token = %s, status = %s, reason = %s, owner = NULL,"
+        f" claim = NULL, expires_at = NULL, claims = 0, pause = NULL, updated_at_ms = {NOW_MS}"
+        " WHERE id = %s",
+        (run.seq + len(change.events), token, change.settles, change.reason, run.id),
+    )
+
+
+def insert_events(db: Db, run: StoredRun, token: int, events: Sequence[Event]) -> None:
+    """Write events after the last one that the run's line tells of."""
     db.execute(
         f"INSERT INTO loop_events SELECT %(run)s, %(seq)s + nth, key, %(token)s, {NOW_MS}, sum,"
         f" body FROM {GIVEN} WITH ORDINALITY AS given(key, sum, body, nth)",
         columns(token, events) | {"run": run.id, "seq": run.seq, "token": token},
     )
-    db.execute(
-        f"UPDATE loop_runs SET seq = %s, token = %s, status = %s, reason = %s, owner = NULL,"
-        f" claim = NULL, expires_at = NULL, claims = 0, pause = NULL, updated_at_ms = {NOW_MS}"
-        " WHERE id = %s",
-        (run.seq + len(events), token, status, None if status == "running" else reason, run.id),
-    )
 
 
-def lease_of(line: tuple[Any, ...], ttl_ms: int) -> Lease:
-    """Give the lease of a line that was just claimed. Raises StoreCorrupt."""
+def lease_of(db: Db, line: tuple[Any, ...], ttl_ms: int, provenance: Provenance | None) -> Lease:
+    """Give the lease of a line that was just claimed, its claim recorded. Raises StoreCorrupt."""
     run = StoredRun(*line)
+    claimed = missing(db, run, run.token, claim_events(str(run.owner), provenance))
+    if claimed:
+        insert_events(db, run, run.token, claimed)
+        db.execute("UPDATE loop_runs SET seq = seq + %s WHERE id = %s", (len(claimed), run.id))
+        run = msgspec.structs.replace(run, seq=run.seq + len(claimed))
     return Lease(run_id=run.run_id, token=run.token, ttl_ms=ttl_ms, row=run.to_row())
-
-
-def lost(lease: Lease) -> LeaseLost:
-    """Give the refusal of a write under a lease that has ended."""
-    return LeaseLost(run_id=lease.run_id, token=lease.token)
 
 
 def damage(db: Db) -> Iterator[str]:

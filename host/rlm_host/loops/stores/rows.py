@@ -1,16 +1,20 @@
-"""What the stores with tables have in common: a run's line, checksums, pages and refusals."""
+"""What the stores with tables have in common: their lines, checksums, pages and refusals. Pure."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rlm_protocol import loop_records as records
-from rlm_protocol.errors import ConfigInvalid, Conflict, LeaseHeld, StoreCorrupt
-from rlm_protocol.loop import RunStatus
-from rlm_protocol.loop_records import Event, Submitted
+from rlm_protocol.errors import ConfigInvalid, Conflict, LeaseHeld, LeaseLost, StoreCorrupt
+from rlm_protocol.loop import Provenance, RunStatus
+from rlm_protocol.loop_records import Claimed, Completed, Controlled, Event, Head, Submitted
 
-from .base import Control, EventRow, Page, RunRow
+from .base import Control, ControlAction, EventRow, Lease, Page, RunRow
+
+TERMINAL = ", ".join(f"'{status}'" for status in sorted(records.TERMINAL))
+"""The statuses that are final, as a list in SQL."""
 
 
 def checksum(key: str, body: bytes) -> int:
@@ -77,6 +81,59 @@ class StoredRun(msgspec.Struct, frozen=True):
         return Control(cancel=self.cancel, pause=self.pause)
 
 
+# --- columns --------------------------------------------------------------------------------------
+
+
+def head_columns(head: Head) -> dict[str, Any]:
+    """Give what a run's line says of its head."""
+    body = records.encode(head)
+    return {"head": body, "head_sum": checksum("head", body)}
+
+
+def _config_columns(body: bytes) -> dict[str, Any]:
+    return {"config": body, "config_sum": checksum("config", body)}
+
+
+def new_run(run_id: str, submitted: Submitted) -> dict[str, Any]:
+    """Give the columns of a run of one event, but for its times."""
+    return {
+        "run_id": run_id,
+        "tenant": submitted.config.tenant,
+        "workspace": submitted.config.workspace,
+        "parent": submitted.parent,
+        "status": "running",
+        **_config_columns(records.encode(submitted.config)),
+        **head_columns(Head()),
+        "seq": 1,
+    }
+
+
+def moved_run(row: RunRow, history: Sequence[EventRow]) -> dict[str, Any]:
+    """Give the columns of a run of another store. It has no owner."""
+    return {
+        "run_id": row.run_id,
+        "tenant": row.tenant,
+        "workspace": row.workspace,
+        "parent": row.parent,
+        "status": row.status,
+        "reason": row.reason,
+        **_config_columns(row.config),
+        **head_columns(row.head),
+        "seq": len(history),
+        "cancel": row.control.cancel,
+        "pause": row.control.pause,
+        "token": row.token,
+        "created_at_ms": row.created_at_ms,
+        "updated_at_ms": row.updated_at_ms,
+    }
+
+
+def event_columns(seq: int, key: str, token: int, at_ms: int, event: Event) -> tuple[Any, ...]:
+    """Give the columns of an event, but for its run."""
+    body = records.encode(event)
+    return seq, key, token, at_ms, checksum(key, body), body
+
+
 def event_row(
     run_id: str, seq: int, key: str, token: int, at_ms: int, body_sum: int, body: bytes
 ) -> EventRow:
@@ -100,9 +157,34 @@ def damaged(run_id: str, what: str, why: str) -> StoreCorrupt:
     )
 
 
-def check_same_run(run_id: str, body: bytes, submitted: Submitted) -> None:
-    """Refuse to submit a run again that is another. Raises Conflict."""
-    if body != records.encode(submitted):
+# --- what is already there ------------------------------------------------------------------------
+
+
+def claim_events(owner: str, provenance: Provenance | None) -> list[Event]:
+    """Give what a claim records."""
+    return [] if provenance is None else [Claimed(worker=owner, provenance=provenance)]
+
+
+def submitted_in(first: EventRow | None) -> Submitted:
+    """Give what a run began with."""
+    assert first is not None, "a run begins with its submission"
+    assert isinstance(first.event, Submitted)
+    return first.event
+
+
+def check_same_run(run_id: str, there: Submitted, submitted: Submitted) -> None:
+    """
+    Refuse to submit a run again that is another. Raises Conflict.
+
+    From where it was submitted makes it no other; nor, to somebody who asks for no fork, that it
+    is one.
+    """
+    there, submitted = (msgspec.structs.replace(s, provenance=None) for s in (there, submitted))
+    if submitted.parent is None:
+        there = msgspec.structs.replace(
+            there, parent=None, forked_at=None, seed_root=submitted.seed_root
+        )
+    if there != submitted:
         raise Conflict(
             f"Run {run_id} exists with another configuration, step or origin.", run_id=run_id
         )
@@ -114,10 +196,78 @@ def check_same_history(run_id: str, there: Sequence[EventRow], history: Sequence
         raise Conflict(f"Run {run_id} exists with another history.", run_id=run_id)
 
 
-def check_same_event(run_id: str, key: str, body: bytes, event: Event) -> None:
-    """Refuse to record an event again that is another. Raises Conflict."""
-    if body != records.encode(event):
-        raise Conflict(f"Run {run_id} has another event {key}.", run_id=run_id, key=key)
+def not_recorded(
+    run_id: str, token: int, events: Sequence[Event], body_of: Callable[[str], bytes | None]
+) -> list[Event]:
+    """
+    Give the events that are not there yet. `body_of` gives what is stored under a key.
+
+    Raises:
+        Conflict: another event is there under one of their keys.
+    """
+    absent = []
+    for event in events:
+        key = records.key_of(event, token)
+        body = body_of(key)
+        if body is None:
+            absent.append(event)
+        elif body != records.encode(event):
+            raise Conflict(f"Run {run_id} has another event {key}.", run_id=run_id, key=key)
+    return absent
+
+
+# --- requests of operators ------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """What a request does: the columns that it writes and, if it ends or moves the run, how."""
+
+    columns: dict[str, str | None]
+    settles: RunStatus | None = None
+    events: tuple[Event, ...] = ()
+    """To record, with a token of their own, when it settles."""
+
+    @property
+    def reason(self) -> str | None:
+        """What the run's line says of the status it settles in."""
+        event = self.events[0]
+        assert isinstance(event, Controlled)
+        return None if self.settles == "running" else event.reason
+
+
+def change_of(
+    run: StoredRun, action: ControlAction, reason: str, *, owned: bool, half_done: bool
+) -> Change:
+    """
+    Give what a request does to a run that is not over.
+
+    It is noted for a living owner and done at once without one; but a generation whose apply may
+    have begun (`half_done`) is left to the next owner.
+    """
+    asked = Controlled(action=action, reason=reason)
+    match action:
+        case "cancel":
+            first = reason if run.cancel is None else run.cancel
+            if owned or half_done:
+                return Change({"cancel": first})
+            asked = Controlled(action=action, reason=first)
+            last = Completed(status="cancelled", reason=first)
+            return Change({"cancel": first}, "cancelled", (asked, last))
+        case "pause" if run.status == "running" and run.pause is None:
+            return Change({"pause": reason}, *(() if owned else ("paused", (asked,))))
+        case "resume" if run.status == "paused":
+            return Change({"pause": None}, "running", (asked,))
+        case "resume":
+            return Change({"pause": None})
+    return Change({})
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def lost(lease: Lease) -> LeaseLost:
+    """Give the refusal of a write under a lease that has ended."""
+    return LeaseLost(run_id=lease.run_id, token=lease.token)
 
 
 def held(run_id: str, owner: str | None) -> LeaseHeld:
@@ -132,16 +282,29 @@ def held(run_id: str, owner: str | None) -> LeaseHeld:
 def not_completed(parent: str, generation: int, next_one: int) -> ConfigInvalid:
     """Give the refusal of a fork."""
     return ConfigInvalid(
-        f"Run {parent} has not completed generation {generation}.",
+        f"Run {parent} has not completed generation {generation}, only those before {next_one}.",
         field="generation",
         allowed=f"a completed one, before {next_one}",
         got=repr(generation),
     )
 
 
-def before(cursor: str | None) -> int:
-    """Give the line before which a page begins."""
-    return int(cursor) if cursor is not None and cursor.isdecimal() else 2**63 - 1
+# --- pages ----------------------------------------------------------------------------------------
+
+
+def narrowed(
+    mark: str,
+    *,
+    tenant: str | None,
+    workspace: str | None,
+    status: RunStatus | None,
+    cursor: str | None,
+) -> dict[str, str | int]:
+    """Give the conditions of a listing with their values; `mark` stands for a value in SQL."""
+    given = {"tenant": tenant, "workspace": workspace, "status": status}
+    before = int(cursor) if cursor is not None and cursor.isdecimal() else 2**63 - 1
+    where: dict[str, str | int] = {f"id < {mark}": before}
+    return where | {f"{name} = {mark}": v for name, v in given.items() if v is not None}
 
 
 def page_of(found: Sequence[StoredRun], limit: int) -> Page:

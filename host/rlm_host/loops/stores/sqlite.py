@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-import msgspec
 
 from rlm_protocol import loop_records as records
-from rlm_protocol.errors import LeaseLost, RunNotFound
-from rlm_protocol.loop import RunStatus
+from rlm_protocol.errors import RunNotFound
+from rlm_protocol.loop import Provenance, RunStatus
 from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ...clock import SystemClock
 from ...processes.facts import boot_id
+from ...sqlite_file import BUSY_MS, open_file, store_errors
 from . import liveness
 from .base import (
     LEASE_MS,
@@ -33,18 +33,23 @@ from .base import (
 )
 from .group_commit import Fault, GroupCommit, no_fault
 from .rows import (
-    before,
+    TERMINAL,
+    change_of,
     check_same_history,
     check_same_run,
-    checksum,
+    claim_events,
+    head_columns,
     held,
+    lost,
+    narrowed,
     not_completed,
     page_of,
+    submitted_in,
 )
-from .sqlite_file import BUSY_MS, open_file, store_errors
 from .sqlite_rows import (
     LAYOUT,
     SqliteRun,
+    act,
     copy_beginning,
     find_event,
     find_run,
@@ -56,11 +61,9 @@ from .sqlite_rows import (
     leave,
     missing,
     read_events,
-    settle,
 )
 
 _CLOCK = SystemClock()
-_TERMINAL = ", ".join(f"'{status}'" for status in sorted(records.TERMINAL))
 
 
 @dataclass(slots=True)
@@ -167,16 +170,13 @@ class SqliteRunStore:
         return self._here().writer.write(work)
 
     def _create(self, db: apsw.Connection, run_id: str, submitted: Submitted) -> bool:
-        there = db.execute(
-            "SELECT body FROM events WHERE key='submitted' AND run=(SELECT id FROM runs"
-            " WHERE run_id=?)",
-            (run_id,),
-        ).get
-        if there is not None:
-            check_same_run(run_id, there, submitted)
-            return False
-        insert_run(db, run_id, submitted, self._now_ms())
-        return True
+        try:
+            there = find_event(db, find_run(db, run_id), "submitted")
+        except RunNotFound:
+            insert_run(db, run_id, submitted, self._now_ms())
+            return True
+        check_same_run(run_id, submitted_in(there), submitted)
+        return False
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -205,9 +205,7 @@ class SqliteRunStore:
         limit: int = PAGE,
     ) -> Page:
         """Give a page of runs. See `RunReader.list`."""
-        where: dict[str, str | int] = {"id<?": before(cursor)}
-        given = {"tenant=?": tenant, "workspace=?": workspace, "status=?": status}
-        where |= {name: value for name, value in given.items() if value is not None}
+        where = narrowed("?", tenant=tenant, workspace=workspace, status=status, cursor=cursor)
         with self._read() as db:
             return page_of(find_runs(db, where, limit + 1), limit)
 
@@ -226,7 +224,14 @@ class SqliteRunStore:
 
     # --- leases -------------------------------------------------------------------------------
 
-    def claim(self, run_id: str, owner: str, *, ttl_ms: int = LEASE_MS) -> Lease | None:
+    def claim(
+        self,
+        run_id: str,
+        owner: str,
+        *,
+        ttl_ms: int = LEASE_MS,
+        provenance: Provenance | None = None,
+    ) -> Lease | None:
         """Take a run. See `RunStore.claim`."""
         process = self._here()
         taken = set[tuple[str, int]]()
@@ -237,15 +242,25 @@ class SqliteRunStore:
                 return None
             if self._is_owned(run):
                 raise held(run_id, run.owner)
-            token, claims = run.token + 1, run.claims + 1
+            token = run.token + 1
+            claimed = claim_events(owner, provenance)
             db.execute(
-                "UPDATE runs SET token=?, owner=?, process=?, boot=?, expires_ms=?, claims=?"
+                "UPDATE runs SET token=?, seq=?, owner=?, process=?, boot=?, expires_ms=?, claims=?"
                 " WHERE id=?",
-                (token, owner, self._lock_name(), self._boot, self._expiry(ttl_ms), claims, run.id),
+                (
+                    token,
+                    insert_events(db, run, token, claimed, self._now_ms()),
+                    owner,
+                    self._lock_name(),
+                    self._boot,
+                    self._expiry(ttl_ms),
+                    run.claims + 1,
+                    run.id,
+                ),
             )
             taken.add((run_id, token))
             process.held.update(taken)
-            row = msgspec.structs.replace(run.to_row(), token=token, owner=owner, claims=claims)
+            row = find_run(db, run_id).to_row()
             return Lease(run_id=run_id, token=token, ttl_ms=ttl_ms, row=row)
 
         try:
@@ -276,28 +291,26 @@ class SqliteRunStore:
         reason: str | None = None,
     ) -> Appended:
         """Record events under a lease. See `RunStore.append`."""
-        process = self._here()
+        process, after = self._here(), head_columns(head)
 
         def work(db: apsw.Connection) -> Appended:
             run = find_run(db, lease.run_id)
             if run.token != lease.token:
-                raise _lost(lease)
+                raise lost(lease)
             fresh = missing(db, run, lease.token, events)
             if not fresh:
                 return Appended(fresh=False, control=run.control)
             seq = insert_events(db, _fenced(run, lease), lease.token, fresh, self._now_ms())
-            body = records.encode(head)
             db.execute(
-                "UPDATE runs SET seq=?, head=?, head_sum=?, expires_ms=?, claims=1, updated_at_ms=?"
-                " WHERE id=?",
-                (
-                    seq,
-                    body,
-                    checksum("head", body),
-                    self._expiry(lease.ttl_ms),
-                    self._now_ms(),
-                    run.id,
-                ),
+                "UPDATE runs SET seq=:seq, head=:head, head_sum=:head_sum, expires_ms=:expires_ms,"
+                " claims=1, updated_at_ms=:now_ms WHERE id=:id",
+                {
+                    **after,
+                    "seq": seq,
+                    "expires_ms": self._expiry(lease.ttl_ms),
+                    "now_ms": self._now_ms(),
+                    "id": run.id,
+                },
             )
             if status != "running":
                 leave(db, run, lease.token, status, reason)
@@ -330,35 +343,19 @@ class SqliteRunStore:
         def work(db: apsw.Connection) -> RunRow:
             run = find_run(db, run_id)
             if run.status not in records.TERMINAL:
-                self._request(db, run, action, reason)
+                owned, half_done = self._is_owned(run), is_half_done(db, run)
+                change = change_of(run, action, reason, owned=owned, half_done=half_done)
+                act(db, run, change, self._now_ms())
             return find_run(db, run_id).to_row()
 
         return self._here().writer.write(work)
-
-    def _request(
-        self, db: apsw.Connection, run: SqliteRun, action: ControlAction, reason: str
-    ) -> None:
-        match action:
-            case "cancel":
-                reason = reason if run.cancel is None else run.cancel
-                db.execute("UPDATE runs SET cancel=? WHERE id=?", (reason, run.id))
-                if not self._is_owned(run) and not is_half_done(db, run):
-                    settle(db, run, action, reason, self._now_ms(), "cancelled")
-            case "pause" if run.status == "running" and run.pause is None:
-                db.execute("UPDATE runs SET pause=? WHERE id=?", (reason, run.id))
-                if not self._is_owned(run):
-                    settle(db, run, action, reason, self._now_ms(), "paused")
-            case "resume" if run.status == "paused":
-                settle(db, run, action, reason, self._now_ms(), "running")
-            case "resume":
-                db.execute("UPDATE runs SET pause=NULL WHERE id=?", (run.id,))
 
     def prune(self, *, before_ms: int, limit: int = 100) -> int:
         """Delete old terminal runs. See `RunStore.prune`."""
 
         def work(db: apsw.Connection) -> int:
             found = db.execute(
-                f"SELECT id FROM runs WHERE status IN ({_TERMINAL}) AND updated_at_ms<? LIMIT ?",
+                f"SELECT id FROM runs WHERE status IN ({TERMINAL}) AND updated_at_ms<? LIMIT ?",
                 (before_ms, limit),
             ).fetchall()
             db.executemany("DELETE FROM events WHERE run=?", found)
@@ -389,7 +386,8 @@ class SqliteRunStore:
         with process.reading:
             if process.reader is None:
                 process.reader = self._open()
-            with store_errors(self.path, process.reader):
+            # One moment for all that is read: a run is pruned for the whole block, or not at all.
+            with store_errors(self.path, process.reader), process.reader:
                 yield process.reader
 
     def _lock_name(self) -> str:
@@ -417,9 +415,5 @@ class SqliteRunStore:
 def _fenced(run: SqliteRun, lease: Lease) -> SqliteRun:
     """Give the run if the lease is still its own. The token decides, never a clock."""
     if run.token != lease.token or run.owner is None or run.status != "running":
-        raise _lost(lease)
+        raise lost(lease)
     return run
-
-
-def _lost(lease: Lease) -> LeaseLost:
-    return LeaseLost(run_id=lease.run_id, token=lease.token)

@@ -1,18 +1,28 @@
 """The tables of the SQLite run store, and its lines as typed rows."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import apsw
 
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import RunNotFound
 from rlm_protocol.loop import RunStatus
-from rlm_protocol.loop_records import Completed, Controlled, Event, Head, Submitted
+from rlm_protocol.loop_records import Event, Submitted
 
+from ...sqlite_file import Layout
 from ..head import fold_all
-from .base import ControlAction, EventRow, RunRow
-from .rows import StoredRun, check_same_event, checksum, event_row
-from .sqlite_file import Layout
+from .base import EventRow, RunRow
+from .rows import (
+    Change,
+    StoredRun,
+    event_columns,
+    event_row,
+    head_columns,
+    moved_run,
+    new_run,
+    not_recorded,
+)
 
 LAYOUT = Layout(
     what="run store",
@@ -92,15 +102,14 @@ def missing(
     db: apsw.Connection, run: SqliteRun, token: int, events: Sequence[Event]
 ) -> list[Event]:
     """Give the events that are not recorded yet. Raises Conflict: one is, with another body."""
-    absent = []
-    for event in events:
-        key = records.key_of(event, token)
-        body = db.execute("SELECT body FROM events WHERE run=? AND key=?", (run.id, key)).get
-        if body is None:
-            absent.append(event)
-        else:
-            check_same_event(run.run_id, key, body, event)
-    return absent
+
+    def body_of(key: str) -> bytes | None:
+        found: bytes | None = db.execute(
+            "SELECT body FROM events WHERE run=? AND key=?", (run.id, key)
+        ).get
+        return found
+
+    return not_recorded(run.run_id, token, events, body_of)
 
 
 def insert_events(
@@ -110,72 +119,42 @@ def insert_events(
     seq = run.seq
     for event in events:
         seq += 1
-        key, body = records.key_of(event, token), records.encode(event)
-        db.execute(
-            "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
-            (run.id, seq, key, token, at_ms, checksum(key, body), body),
-        )
+        _insert_event(db, run, seq, records.key_of(event, token), token, at_ms, event)
     return seq
+
+
+def _insert_event(
+    db: apsw.Connection,
+    run: SqliteRun,
+    seq: int,
+    key: str,
+    token: int,
+    at_ms: int,
+    event: Event,
+) -> None:
+    columns = event_columns(seq, key, token, at_ms, event)
+    db.execute("INSERT INTO events VALUES(?,?,?,?,?,?,?)", (run.id, *columns))
 
 
 def insert_run(db: apsw.Connection, run_id: str, submitted: Submitted, now_ms: int) -> None:
     """Write a new run and its first event."""
-    config, head = records.encode(submitted.config), records.encode(Head())
-    db.execute(
-        "INSERT INTO runs(run_id, tenant, workspace, parent, status, config, config_sum, head,"
-        " head_sum, seq, created_at_ms, updated_at_ms)"
-        " VALUES(?, ?, ?, ?, 'running', ?, ?, ?, ?, 0, ?, ?)",
-        (
-            run_id,
-            submitted.config.tenant,
-            submitted.config.workspace,
-            submitted.parent,
-            config,
-            checksum("config", config),
-            head,
-            checksum("head", head),
-            now_ms,
-            now_ms,
-        ),
+    run = _insert_line(
+        db, new_run(run_id, submitted) | {"created_at_ms": now_ms, "updated_at_ms": now_ms}
     )
-    run = find_run(db, run_id)
-    seq = insert_events(db, run, 0, [submitted], now_ms)
-    db.execute("UPDATE runs SET seq=? WHERE id=?", (seq, run.id))
+    _insert_event(db, run, 1, "submitted", 0, now_ms, submitted)
 
 
 def insert_history(db: apsw.Connection, row: RunRow, history: Sequence[EventRow]) -> None:
     """Write a run of another store with its events as they are."""
-    head = records.encode(row.head)
-    db.execute(
-        "INSERT INTO runs(run_id, tenant, workspace, parent, status, reason, config, config_sum,"
-        " head, head_sum, seq, cancel, pause, token, claims, created_at_ms, updated_at_ms)"
-        " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
-        (
-            row.run_id,
-            row.tenant,
-            row.workspace,
-            row.parent,
-            row.status,
-            row.reason,
-            row.config,
-            checksum("config", row.config),
-            head,
-            checksum("head", head),
-            len(history),
-            row.control.cancel,
-            row.control.pause,
-            row.token,
-            row.created_at_ms,
-            row.updated_at_ms,
-        ),
-    )
-    run = find_run(db, row.run_id)
-    for seq, event in enumerate(history, 1):
-        body = records.encode(event.event)
-        db.execute(
-            "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
-            (run.id, seq, event.key, event.token, event.at_ms, checksum(event.key, body), body),
-        )
+    run = _insert_line(db, moved_run(row, history))
+    for seq, told in enumerate(history, 1):
+        _insert_event(db, run, seq, told.key, told.token, told.at_ms, told.event)
+
+
+def _insert_line(db: apsw.Connection, columns: dict[str, Any]) -> SqliteRun:
+    values = ", ".join(f":{name}" for name in columns)
+    db.execute(f"INSERT INTO runs({', '.join(columns)}) VALUES({values})", columns)
+    return find_run(db, columns["run_id"])
 
 
 def copy_beginning(db: apsw.Connection, source: SqliteRun, child: SqliteRun, last_seq: int) -> None:
@@ -187,29 +166,22 @@ def copy_beginning(db: apsw.Connection, source: SqliteRun, child: SqliteRun, las
         (child.id, source.id, last_seq),
     )
     rows = list(read_events(db, child, 0))
-    body = records.encode(fold_all(row.event for row in rows))
+    head = head_columns(fold_all(row.event for row in rows))
     db.execute(
-        "UPDATE runs SET head=?, head_sum=?, seq=? WHERE id=?",
-        (body, checksum("head", body), len(rows), child.id),
+        "UPDATE runs SET head=:head, head_sum=:head_sum, seq=:seq WHERE id=:id",
+        {**head, "seq": len(rows), "id": child.id},
     )
 
 
-def settle(
-    db: apsw.Connection,
-    run: SqliteRun,
-    action: ControlAction,
-    reason: str,
-    now_ms: int,
-    status: RunStatus,
-) -> None:
-    """Act on a request as the run's owner for a moment, with a token of its own."""
-    token = run.token + 1
-    events: list[Event] = [Controlled(action=action, reason=reason)]
-    if status == "cancelled":
-        events.append(Completed(status=status, reason=reason))
-    seq = insert_events(db, run, token, events, now_ms)
-    db.execute("UPDATE runs SET seq=?, updated_at_ms=? WHERE id=?", (seq, now_ms, run.id))
-    leave(db, run, token, status, None if status == "running" else reason)
+def act(db: apsw.Connection, run: SqliteRun, change: Change, now_ms: int) -> None:
+    """Do what was asked: as the run's owner for a moment, or by a note to the one it has."""
+    for name, value in change.columns.items():
+        db.execute(f"UPDATE runs SET {name}=? WHERE id=?", (value, run.id))
+    if change.settles is not None:
+        token = run.token + 1
+        seq = insert_events(db, run, token, change.events, now_ms)
+        db.execute("UPDATE runs SET seq=?, updated_at_ms=? WHERE id=?", (seq, now_ms, run.id))
+        leave(db, run, token, change.settles, change.reason)
 
 
 def leave(

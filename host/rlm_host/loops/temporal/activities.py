@@ -137,7 +137,7 @@ class LoopActivities:
                 await _call(hold, function, context, what)
             except Exception as why:
                 return _result(_failure(why, context, started_s))
-            return _result(wire.Seen(applied=True))
+            return _result(wire.Seen(applied=True, charged=context.charged))
 
     @contextlib.asynccontextmanager
     async def _context(

@@ -155,7 +155,7 @@ class LoopWorkflow:
 
     async def _carry_out(self, decided: Intent) -> None:
         """Do what was decided, a cancel notwithstanding, then record the generation."""
-        applied = False
+        applied, cost = False, 0.0
         if decided.decision.action in ("accept", "rollback"):
             self._seq += 1
             accepting = decided.decision.action == "accept"
@@ -166,7 +166,7 @@ class LoopWorkflow:
                 if done is None:
                     return
                 if done.error is None:
-                    applied = done.applied
+                    applied, cost = done.applied, done.charged
                     break
                 await self._failed("apply" if accepting else "rollback", done)
                 if self._head.apply_failures >= self._begin.submitted.config.step_attempts:
@@ -176,6 +176,7 @@ class LoopWorkflow:
             generation=decided.generation,
             decision=decided.decision,
             applied=applied,
+            apply_cost=cost,
             span_id=None,
             verdicts=decided.verdicts,
             observation=decided.observation,

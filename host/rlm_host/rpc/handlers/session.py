@@ -1,17 +1,39 @@
 """session/*: what a client creates, hears, changes and ends."""
 
+from typing import TYPE_CHECKING
+
 from rlm_protocol import session as s
 from rlm_protocol.base import Empty
-from rlm_protocol.errors import Unsupported
 
 from ..context import Context, Handlers
+
+if TYPE_CHECKING:
+    from ...sessions.session import SessionActor
 
 
 async def create(context: Context, params: s.SessionCreateParams) -> s.SessionResult:
     """session/create. The creator is attached."""
     actor = await context.services.sessions.create(params)
+    # A repeat of an idempotency key finds a session that others know.
+    is_new = actor.state.seq == 1 and not actor.subscriptions.listeners
     await context.services.feeds.attach(context, actor)
+    _declares_tools(context, actor, params.options)
+    if is_new:
+        _tell_others(context, actor)
     return s.SessionResult(session=actor.view())
+
+
+def _declares_tools(
+    context: Context, actor: "SessionActor", options: s.SessionOptions | None
+) -> None:
+    if options is not None and options.tools is not None:
+        actor.tool_client = context.attachment.id
+
+
+def _tell_others(context: Context, actor: "SessionActor") -> None:
+    """Tell everyone else of a new session: to the asking client the answer introduces it."""
+    created = s.SessionCreated(**actor.where(), session=actor.summary())
+    context.services.attachments.broadcast("session/created", created, but=context.attachment.id)
 
 
 async def configure(context: Context, params: s.SessionConfigureParams) -> s.SessionResult:
@@ -20,6 +42,7 @@ async def configure(context: Context, params: s.SessionConfigureParams) -> s.Ses
 
     async def run() -> s.SessionResult:
         await actor.configure(params.options)
+        _declares_tools(context, actor, params.options)
         return s.SessionResult(session=actor.view())
 
     return await actor.once(params.idempotency_key, "session/configure", params, run)
@@ -61,6 +84,7 @@ async def fork(context: Context, params: s.SessionForkParams) -> s.SessionResult
     async def run() -> s.SessionResult:
         actor = await context.services.sessions.fork(params)
         await context.services.feeds.attach(context, actor)
+        _tell_others(context, actor)
         return s.SessionResult(session=actor.view())
 
     return await source.once(params.idempotency_key, "session/fork", params, run)
@@ -106,12 +130,6 @@ async def delete(context: Context, params: s.SessionMutateParams) -> Empty:
     return Empty()
 
 
-async def compact(context: Context, params: s.SessionMutateParams) -> Empty:
-    """session/compact."""
-    await context.services.sessions.get(params.session_id)
-    raise Unsupported("This host does not compact sessions yet.")
-
-
 HANDLERS: Handlers = {
     "session/create": create,
     "session/configure": configure,
@@ -125,5 +143,4 @@ HANDLERS: Handlers = {
     "session/archive": archive,
     "session/unarchive": unarchive,
     "session/delete": delete,
-    "session/compact": compact,
 }

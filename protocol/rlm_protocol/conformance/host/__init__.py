@@ -1,7 +1,7 @@
 """The promises of a host, `rlm-host` or any other JSON-RPC server on stdio."""
 
 from ..promise import Promise
-from . import life, repl, session, wire
+from . import asking, life, repl, session, wire
 from .kit import HostKit
 
 PROMISES: tuple[Promise[HostKit], ...] = (
@@ -9,5 +9,6 @@ PROMISES: tuple[Promise[HostKit], ...] = (
     *life.PROMISES,
     *session.PROMISES,
     *repl.PROMISES,
+    *asking.PROMISES,
 )
 """Every promise of a host, in the order in which they are checked."""

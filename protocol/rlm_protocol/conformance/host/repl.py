@@ -249,26 +249,6 @@ def _large(kit: HostKit) -> None:
     expect(read == wanted, "the artifact is not the whole output", chars=read)
 
 
-def _tools(kit: HostKit) -> None:
-    """A request of the host and one of the client may have the same id, and never meet."""
-    host = kit.shared()
-    tool = {"name": "double", "description": "doubles", "inputSchema": {"type": "object"}}
-    repl = Repl(kit, host, options={"tools": [tool]})
-    host.reply = lambda message: None if message["method"] == "tool/call" else {"error": {}}
-    cell = repl.send(kit.language.code("call_tool"))
-    host.wait(lambda: bool(host.requests("tool/call") or host.answers(cell)), "tool/call")
-    expect(host.requests("tool/call"), "the cell did not reach the tool", answer=host.answers(cell))
-    asked = host.requests("tool/call")[-1]
-    expect(asked["params"]["arguments"] == {"n": 21}, "the arguments changed", asked=asked)
-    host.say(request(asked["id"], "conformance/alive", {}))
-    host.tell("$/cancelRequest", {"id": asked["id"]})
-    host.answer(asked["id"])
-    host.say({"jsonrpc": "2.0", "id": asked["id"], "result": {"result": 42}})
-    outcome = host.answer(cell).get("result") or {}
-    wanted = repl.wanted("call_tool", "result")
-    expect(outcome.get("result") == wanted, "the tool's answer is lost", outcome=outcome)
-
-
 def _ends(kit: HostKit) -> None:
     """Nothing of a kernel outlives its host, however that ends."""
     if not kit.adopts:
@@ -361,11 +341,6 @@ PROMISES: tuple[Promise[HostKit], ...] = (
         id="repl.large",
         text="Long output is cut, said to be cut, and whole in its artifact.",
         checks=(_large,),
-    ),
-    Promise(
-        id="repl.tools",
-        text="A cell calls a client's tool; ids of the two directions never meet.",
-        checks=(_tools,),
     ),
     Promise(
         id="repl.leaves-nothing",

@@ -1,6 +1,6 @@
 """Promises about the wire: frames, messages, ids, order, limits, a slow reader."""
 
-from ...methods import METHODS
+from ...methods import METHODS, RESERVED
 from ..promise import NotSupported, Promise, expect
 from .driver import ALIVE_METHOD, Host, frame, notification, request
 from .exchanges import golden
@@ -160,6 +160,7 @@ def _talkative(kit: HostKit) -> None:
 def _unsupported(kit: HostKit) -> None:
     host = kit.shared()
     declared = [row.name for row in METHODS.values() if row.direction == "client"]
+    declared += sorted(RESERVED)
     missing = [method for method in declared if method not in host.offered]
     if not host.offered or not missing:
         raise NotSupported("there is no declared method that the host does not offer")

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlm_protocol.errors import HostLost
 from rlm_protocol.limits import STDERR_TAIL_BYTES
 
-from .rpc.endpoint import Endpoint
+from ..rpc.endpoint import Endpoint
 
 EXIT_S, TERMINATE_S = 2.0, 2.0
 """How long a host may take for `exit`, and then for SIGTERM, before it is killed."""
