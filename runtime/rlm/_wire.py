@@ -41,6 +41,10 @@ class Wire:
         """What a cell must not close."""
         return (self.fd, *self._captured.own_fds)
 
+    def takes_more(self) -> bool:
+        """Tell whether a little can be written without waiting for the host."""
+        return bool(select.select((), (self.fd,), (), 0)[1])
+
     def put(self, frames: bytes) -> None:
         """Write whole frames, waiting for the host. Lost silently when the host is gone."""
         self._waiting.append(frames)

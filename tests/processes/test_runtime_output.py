@@ -167,6 +167,28 @@ def test_ten_megabytes_in_one_print(runtime: Runtime) -> None:
     assert all(len(e["text"].encode()) <= 65_536 for e in got if e["event"] == "stdout")
 
 
+def test_a_flush_is_seen_though_c_code_then_keeps_the_gil() -> None:
+    with Runtime() as runtime:
+        runtime.start(
+            "import ctypes\nfor i in range(5): print(i, flush=True)\nctypes.PyDLL(None).sleep(3600)"
+        )
+        seen = ""
+        while seen != "0\n1\n2\n3\n4\n":
+            seen += runtime.event()["text"]
+
+
+def test_a_flush_does_not_wait_for_a_host_that_does_not_read(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    went_on = tmp_path / "went on"
+    id_ = runtime.start(
+        "import os, time\n_ = os.write(1, b'x' * 100_000)\ntime.sleep(0.3)\n"  # the guard waits for us
+        f"print('small', flush=True)\nopen({str(went_on)!r}, 'w').close()"
+    )
+    eventually(went_on.exists, "the cell's end")
+    assert sorted(runtime.until_done(id_).text().split("small\n")) == ["", "x" * 100_000]
+
+
 def test_output_comes_while_the_cell_runs(runtime: Runtime) -> None:
     id_ = runtime.start("print('early')\nimport time; time.sleep(60)")
     assert runtime.event() == {"event": "stdout", "id": id_, "text": "early\n"}
