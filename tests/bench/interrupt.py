@@ -1,13 +1,14 @@
 """P4: interrupt to done, 95th percentile, as milliseconds of the machine the goals are stated for."""
 
+import math
 import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 import runtime_bench as b
 import takeover
+from jupyter_peer import jupyter
 
 GO = "import os; _ = os.write(1, b'go')\n"
 CELLS = {
@@ -34,14 +35,10 @@ class Ringing:
 
     def __init__(self, launcher: tuple[str, ...] = ()) -> None:
         self._bell, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        popen = subprocess.Popen
-        subprocess.Popen = lambda *a, **k: popen(*a, **k, pass_fds=[theirs.fileno()])  # type: ignore[assignment, misc]
-        try:
-            marks = {"RLM_SIGINT": "doorbell", "RLM_GUARD_FD": str(theirs.fileno())}
-            self.runtime = b.Lines((*launcher, *b.RUNTIME), **marks)
-        finally:
-            subprocess.Popen = popen  # type: ignore[misc]
-            theirs.close()
+        fd = theirs.fileno()
+        marks = {"RLM_SIGINT": "doorbell", "RLM_GUARD_FD": str(fd)}
+        self.runtime = b.Lines((*launcher, *b.RUNTIME), pass_fds=[fd], **marks)
+        theirs.close()
 
     def __enter__(self) -> "Ringing":
         return self
@@ -75,6 +72,11 @@ def sandbox() -> tuple[str, ...] | None:
     return (PROGRAM, *arguments(view))
 
 
+PEER_GO = "print('go', flush=True)\n"
+PEER_CELLS = ("python loop", "sleep", "subprocess", "await")
+"""In this order: ipykernel never answers the last one."""
+
+
 def measure(report: b.Report, rounds: int) -> None:
     bare = b.median([b.run_once(b.PYTHON, "-c", "pass") for _ in range(9)])
     scale = b.PASS_MS / (bare * 1000)
@@ -92,6 +94,13 @@ def measure(report: b.Report, rounds: int) -> None:
                     report.ratio(f"{name}, in a sandbox", *zip(*pairs, strict=True), 2.0)
     killed = [seconds * 1000 * scale for seconds in takeover.takeovers(rounds)]
     report.value("kill, answered by a spare, p95", [b.p95(killed)], 25.0, " ms")
+    with jupyter() as peer:
+        if peer is not None:
+            for name in PEER_CELLS:
+                one = peer.interrupted(PEER_GO + CELLS[name][0])
+                report.told(
+                    f"{name}, ipykernel", [math.inf if one is None else one * 1000 * scale], " ms"
+                )
 
 
 if __name__ == "__main__":
