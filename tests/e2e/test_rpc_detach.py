@@ -316,6 +316,31 @@ async def test_what_it_finishes_is_the_whole_tree(tmp_path: Path) -> None:
         assert sum(one["type"] == "turn_completed" for one in records) == 2
 
 
+async def test_a_child_that_is_heard_is_not_left_alone_nor_is_its_root(tmp_path: Path) -> None:
+    """On a host that lives on anyway: `stop` looks at the whole tree, by its root's wish."""
+    with owner(tmp_path, "keep") as owned:
+        ask = owned.host.result
+        params = {"cwd": str(tmp_path), "model": "scripted/steps", "options": {"onDetach": "stop"}}
+        root = {"sessionId": ask("session/create", params)["session"]["id"]}
+        child_options = {"model": "scripted/steps", "unguarded": True}
+        task = json.dumps([owned.waits()])
+        spawn = ask("agent/spawn", {**root, "prompt": task, "options": child_options})
+        with anyio.fail_after(DEADLINE_S):
+            while ask("agent/list", root)["agents"][0]["status"] != "running":
+                await anyio.sleep(0.02)
+        child = {"sessionId": spawn["agent"]["sessionId"]}
+        ask("session/resume", child)
+        ask("session/detach", child)
+        ask("session/resume", child)
+        ask("session/detach", root)
+        assert ask("session/read", child)["session"]["status"] == "running"
+        assert ask("host/status")["sessions"] == 3
+        ask("session/detach", child)
+        with anyio.fail_after(DEADLINE_S):
+            while ask("host/status")["sessions"] != 1:
+                await anyio.sleep(0.02)
+
+
 async def test_with_nothing_to_finish_it_is_gone_at_once(tmp_path: Path) -> None:
     with owner(tmp_path, "finish") as owned:
         hang_up(owned)
