@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.limits import KERNEL_MEMORY_MIN_BYTES
 from rlm_protocol.session import Thinking
 
 from . import paths
@@ -31,10 +32,42 @@ class KernelConfig(_Table, frozen=True):
     """
     packages: tuple[str, ...] = ()
     """Requirements of the managed environment besides the runtime."""
+    sandbox: Literal["workspace"] | None = None
+    """A sandbox for every session that names neither one nor a launcher."""
+    network: bool | None = None
+    """Whether a sandbox reaches the network."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=KERNEL_MEMORY_MIN_BYTES)] | None = None
+    """What the processes of one kernel may use together."""
     warm: bool = True
     """Fork kernels from a template process; false starts each one cold."""
     preload: tuple[str, ...] = ()
     """Modules that the template loads for its kernels."""
+
+
+class Allowance(_Table, frozen=True):
+    """How much all sessions of a home may use together; a missing key is no limit."""
+
+    usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    spawns: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class BudgetConfig(_Table, frozen=True):
+    """`[budget.host]` and `[budget.day]`: admitted before each request, as a session's budget."""
+
+    host: Allowance | None = None
+    """Ever, from the day the limit was set."""
+    day: Allowance | None = None
+    """On each day (UTC)."""
+
+
+class SkillsConfig(_Table, frozen=True):
+    """`[skills]`: which Python skills kernels and models are told of."""
+
+    workspace: bool = True
+    """Those of the workspace's `.rlm/skills`, too."""
+    disabled: tuple[str, ...] = ()
+    """Names of skills that are not offered, whoever brings them."""
 
 
 class HostConfig(_Table, frozen=True):
@@ -51,6 +84,13 @@ class LogConfig(_Table, frozen=True):
     """`[log]`."""
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
+
+
+class SessionsConfig(_Table, frozen=True):
+    """`[sessions]`."""
+
+    unload_after_s: Annotated[int, msgspec.Meta(ge=0)] = 1800
+    """A session that nobody is attached to and in which nothing goes on is let go; 0: never."""
 
 
 class ChildrenConfig(_Table, frozen=True):
@@ -71,7 +111,10 @@ class Config(_Table, frozen=True):
     thinking: Thinking | None = None
     """Of a session that names none; the nearest level that its model accepts."""
     kernel: KernelConfig = KernelConfig()
+    sessions: SessionsConfig = SessionsConfig()
     children: ChildrenConfig = ChildrenConfig()
+    budget: BudgetConfig = BudgetConfig()
+    skills: SkillsConfig = SkillsConfig()
     host: HostConfig = HostConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}

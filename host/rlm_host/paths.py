@@ -3,8 +3,9 @@ Where things lie below RLM_HOME, and how files there are opened.
 
 Everything is a function of an explicit `home`; nothing here remembers one. Rule 1: a file is opened
 relative to a directory's fd and never through a link (the home itself may be one: a person may keep
-it on another disk). Rule 2: directories are 0700, files 0600. Rule 3: a name that comes from
-outside is an id, or it is replaced by its hash.
+it on another disk), nor through a folder below a session's artifacts that a cell has replaced by
+one. Rule 2: directories are 0700, files 0600. Rule 3: a name that comes from outside is an id, or
+it is replaced by its hash.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from rlm_protocol.errors import ConfigInvalid, InvalidParams
 from rlm_protocol.limits import ID_PATTERN
 
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
+ARTIFACTS = "session-artifacts"
 _ID = re.compile(ID_PATTERN)
 
 
@@ -70,7 +72,15 @@ def journal(home: Path, session_id: str) -> Path:
 
 def artifacts(home: Path, session_id: str) -> Path:
     """Artifact folder of a root session. Raises InvalidParams when `session_id` is not an id."""
-    return home / "session-artifacts" / check_id(session_id)
+    return home / ARTIFACTS / check_id(session_id)
+
+
+def family(session_dir: Path) -> Path:
+    """Give the artifact folder of the root session above `session_dir`, which may be its own."""
+    for folder in (session_dir, *session_dir.parents):
+        if folder.parent.name == ARTIFACTS:
+            return folder
+    return session_dir
 
 
 def harness(home: Path) -> Path:
@@ -91,6 +101,11 @@ def overlays(home: Path) -> Path:
 def run_store(home: Path, workspace: str) -> Path:
     """Store of a workspace's loops."""
     return home / "runs" / f"{stored_name(workspace)}.sqlite3"
+
+
+def decision_log(home: Path) -> Path:
+    """Decisions of all loops of this home's hosts."""
+    return home / "runs" / "decisions.sqlite3"
 
 
 def budget_store(home: Path) -> Path:
@@ -160,8 +175,13 @@ class Directory:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open the directory `path`, and create it and its parents as needed."""
-        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+        top = family(path)  # below it cells write
+        top.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        opened = cls(os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), top)
+        for name in path.relative_to(top).parts:
+            with opened:
+                opened = opened._sub(name)
+        return opened
 
     def __enter__(self) -> Self:
         return self
@@ -177,10 +197,13 @@ class Directory:
 
     def sub(self, name: str) -> "Directory":
         """Open the directory `name` in this one, and create it as needed."""
+        return self._sub(name)
+
+    def _sub(self, name: str) -> Self:
         with contextlib.suppress(FileExistsError):
             os.mkdir(_one(name), DIRECTORY_MODE, dir_fd=self._fd)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        return Directory(os.open(name, flags, dir_fd=self._fd), self.path / name)
+        return type(self)(os.open(name, flags, dir_fd=self._fd), self.path / name)
 
     def open_file(self, name: str, flags: int) -> int:
         """Open a regular file; a new one gets mode 0600."""

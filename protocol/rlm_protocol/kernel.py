@@ -204,6 +204,18 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
     text: str | Unset = UNSET
 
 
+class Exited(_Event, frozen=True, kw_only=True, tag="exited"):
+    """
+    How the kernel ended; negative for a signal. The last event, and only in-band.
+
+    A guard says it that was started with RLM_CONTROL=in-band and has no control socket.
+    """
+
+    code: int
+    reason: Literal["oom"] | None = None
+    """`oom`: it used more memory than its limit."""
+
+
 class UnknownEvent(msgspec.Struct, frozen=True):
     """An event of a newer runtime. Logged and skipped, never fatal."""
 
@@ -216,7 +228,7 @@ class BadLine(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = Ready | Stdout | Stderr | Result | Display | HostRequest | Error | Done
+Event = Ready | Stdout | Stderr | Result | Display | HostRequest | Error | Done | Exited
 
 _KNOWN_EVENTS = frozenset(t.__struct_config__.tag for t in get_args(Event))
 KNOWN_REQUESTS = frozenset(t.__struct_config__.tag for t in get_args(Request))

@@ -18,6 +18,8 @@ RESULT_REPR_CHARS = 256 * KIB
 """A result's repr is cut here; `length` then tells the true number of characters."""
 CELLS_REMEMBERED = 1000
 """Sources of the last cells that linecache keeps for tracebacks."""
+KERNEL_MEMORY_MIN_BYTES = 128 * MIB
+"""Smallest memory limit of a kernel: the runtime, its libraries, a reserve for its answers."""
 CELLS_QUEUED = 100
 """Cells that may wait for one kernel before `kernelBusy`."""
 SNAPSHOT_BYTES = 256 * MIB

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from .base import Count, Id, IdempotencyKey, Params, Result, SessionNotification
+from .base import AtMs, Count, Id, IdempotencyKey, Params, Result, SessionNotification
 from .item import CellError
 from .kernel import NameDetail, SkippedName
 
@@ -97,9 +97,33 @@ class ReplRestoreResult(Result, frozen=True):
     reason: str | None = None
 
 
+class ReplRestoreParams(Params, frozen=True):
+    """Load a snapshot over the namespace: the last one, or an earlier one that is still kept."""
+
+    session_id: Id
+    snapshot_id: Id | None = None
+    idempotency_key: IdempotencyKey | None = None
+
+
+class SnapshotInfo(Result, frozen=True):
+    """One snapshot on disk; the `current` one is what a new process starts from."""
+
+    id: str
+    taken_at_ms: AtMs
+    size_bytes: Count
+    current: bool = False
+
+
+class ReplSnapshotsResult(Result, frozen=True):
+    """Newest first. Earlier ones are kept as long as there is room."""
+
+    snapshots: tuple[SnapshotInfo, ...]
+
+
 class ReplSnapshotResult(Result, frozen=True):
     """What was saved."""
 
+    id: str
     saved: tuple[str, ...]
     skipped: tuple[SkippedName, ...] = ()
     size_bytes: int = 0

@@ -18,7 +18,7 @@ from .base import (
     Text,
 )
 from .item import Item
-from .limits import TOOL_DESCRIPTION_CHARS, TOOLS_MAX
+from .limits import KERNEL_MEMORY_MIN_BYTES, TOOL_DESCRIPTION_CHARS, TOOLS_MAX
 from .usage import Usage
 
 SessionStatus = Literal["idle", "running", "completed", "error", "cancelled", "deleted", "queued"]
@@ -33,6 +33,11 @@ class KernelRecipe(Params, frozen=True):
     python: str | None = None
     launcher: tuple[str, ...] | None = None
     sandbox: Literal["workspace"] | None = None
+    """A launcher of the host's own. Where it cannot be had no kernel is started."""
+    network: bool | None = None
+    """Lets a sandbox reach the network; off by default."""
+    memory_bytes: Annotated[int, msgspec.Meta(ge=KERNEL_MEMORY_MIN_BYTES)] | None = None
+    """What the kernel's processes may use together."""
     env: dict[str, str] | None = None
     """Variables for the kernel. Values are used, never journaled: the journal holds the names."""
 

@@ -2,17 +2,17 @@
 How a fork of a template becomes a kernel of its own: environment, folder, random numbers.
 
 What a new process gets from its birth and a fork does not is put right here. What remains
-different is listed in docs/architecture.md (Warm starts).
+different is listed in docs/architecture.md (Processes of a kernel).
 """
 
 import os
 import socket
 import sys
+import threading
 from typing import Any
 
 from rlm_protocol import warm
 
-STALE = 75  # EX_TEMPFAIL: start anew
 _BIRTH_BYTES = 256 * 1024
 _SITES = ("site-packages", "dist-packages")
 
@@ -35,7 +35,7 @@ class Conditions:
         if not data or len(fds) != 1:
             os._exit(0)
         if any(_stamp(path) != stamp for path, stamp in self._files.items()):
-            os._exit(STALE)
+            os._exit(warm.STALE)
         os.fchdir(fds[0])
         os.close(fds[0])
         self._set_environment(dict(warm.decode_birth(data).environment))
@@ -50,7 +50,8 @@ class Conditions:
 
 
 def renew() -> None:
-    """Give this process secrets of its own where a library has drawn some before the fork."""
+    """Give this process what a library has drawn or looked up before the fork."""
+    vars(threading.main_thread())["_native_id"] = threading.get_native_id()
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()  # the standard library's `random` does so by itself at a fork
     if "multiprocessing.process" in sys.modules:

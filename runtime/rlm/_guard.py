@@ -99,7 +99,7 @@ class _Pump:
 
     def __init__(self, reads: tuple[int, int], events: int, page: Page) -> None:
         self._reads = dict(zip(reads, range(2), strict=True))
-        self._events = events
+        self.events = events
         self._page = page
         self._quote: Callable[[str], bytes] = _quote
         self._deaf = False  # the host's end is gone: read on, so that no cell blocks
@@ -154,7 +154,7 @@ class _Pump:
         view = memoryview(frame)
         while view and not self._deaf:
             try:
-                view = view[os.write(self._events, view) :]
+                view = view[os.write(self.events, view) :]
             except OSError:
                 self._deaf = True
 
@@ -208,7 +208,10 @@ class _Guard:
         self._owner_fd = owner_fd
         self._requests = requests
         self._pump = pump
+        self._in_band = control is None and os.environ.get("RLM_CONTROL") == "in-band"
         self._code: int | None = None
+        self._memory_bytes: int | None = None
+        self._out_of_memory = False
 
     def run(self) -> NoReturn:
         """Watch until the kernel, its owner or an order ends the tree; then end as it ended."""
@@ -230,6 +233,12 @@ class _Guard:
         kernel_fd = _linux.pidfd(self._kernel)
         self._tell(b"pid %d" % self._kernel)
         self._pump.start()
+        if self._in_band:
+            from . import _inband
+
+            ring = (self._requests, lambda: self._signal_kernel(_signal.SIGINT))
+            _thread.start_new_thread(_inband.ring_for_unread, ring)
+        self._limit_memory(os.environ.get("RLM_MEMORY_BYTES", ""))
         poller = select.poll()
         for fd in (self._owner_fd, kernel_fd, self._control, woken):
             if fd is not None:
@@ -266,7 +275,22 @@ class _Guard:
             self._signal_kernel(_signal.SIGINT)
         elif order == b"term":
             self._signal_kernel(_signal.SIGTERM)
+        elif order.startswith(b"memory "):
+            self._limit_memory(order[7:].decode("ascii", "replace"))
         return order in (b"kill", b"")  # an empty read: the host's end is gone
+
+    def _limit_memory(self, text: str) -> None:
+        """Watch what the tree holds. The host says the limit too: a fork of a template needs it."""
+        if not text.isdecimal() or self._memory_bytes is not None:
+            return
+        from . import _limits
+
+        self._memory_bytes = int(text)
+        _thread.start_new_thread(_limits.watch, (self._memory_bytes, self._too_much))
+
+    def _too_much(self) -> None:
+        self._out_of_memory = True
+        self._signal_kernel(_signal.SIGKILL)
 
     def _forward(self, number: int, _frame: object) -> None:
         if number != _signal.SIGHUP:
@@ -297,7 +321,13 @@ class _Guard:
 
     def _leave(self) -> NoReturn:
         code = self._code if self._code is not None else -_signal.SIGKILL
+        if self._out_of_memory:
+            self._tell(b"oom")
         self._tell(b"exit %d" % code)
+        if self._in_band:
+            from . import _inband
+
+            _inband.say_exit(self._pump.events, code, out_of_memory=self._out_of_memory)
         if code < 0:
             _linux.end_by_signal(-code)
         os._exit(code)
@@ -331,9 +361,16 @@ def control_from_environment() -> int | None:
         return None
     try:
         fd = int(text)
-        os.fstat(fd)
+        if not _is_socket(fd):  # a launcher that closes what it inherits may open others
+            raise ValueError
     except (ValueError, OSError):
-        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open file descriptor; it is ignored.\n")
+        sys.stderr.write(f"rlm: RLM_GUARD_FD={text!r} is no open socket; it is ignored.\n")
         return None
     os.set_inheritable(fd, False)
     return fd
+
+
+def _is_socket(fd: int) -> bool:
+    import _stat
+
+    return bool(_stat.S_ISSOCK(os.fstat(fd).st_mode))

@@ -15,9 +15,11 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 1, 36, 24
 _CAPABILITIES_V3 = 0x20080522
 _CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_PERFMON = 19, 21, 38
 _KILL_S = 5.0
+_THREAD_ENDS_S = 0.1
 
 
-def _call(function: str, *args: object) -> int:
+def call(function: str, *args: object) -> int:
+    """Call a function of the C library with integers and bytes; -1 where there is none."""
     try:
         import _ctypes
 
@@ -29,12 +31,12 @@ def _call(function: str, *args: object) -> int:
 
 def become_subreaper() -> bool:
     """Adopt orphans of our descendants instead of leaving them to init."""
-    return _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def die_with_parent() -> bool:
     """Have the system kill this process when the thread that forked it ends."""
-    return _call("prctl", _PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0) == 0
+    return call("prctl", _PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0) == 0
 
 
 def pidfd(pid: int) -> int | None:
@@ -67,44 +69,48 @@ def drop_inspection() -> None:
         return
     header = _CAPABILITIES_V3.to_bytes(4, "little") + bytes(4)
     data = bytes(24)
-    if _call("capget", header, data) != 0:
+    if call("capget", header, data) != 0:
         return
     words = [int.from_bytes(data[i : i + 4], "little") for i in range(0, 24, 4)]
     for capability in (_CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_PERFMON):
-        _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
+        call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
         half, bit = divmod(capability, 32)
         for word in range(3):  # effective, permitted, inheritable
             words[3 * half + word] &= ~(1 << bit)
-    _call("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
+    call("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:
     """
-    Give every living descendant of `root`, nearest first. Empty where there is no /proc.
+    Give the descendants of `root`, nearest first; [] where the system does not show them.
 
-    `without` names processes that are left out with all that is below them.
+    One look may miss what is forked or orphaned meanwhile: look again until there is no child left.
+
+    Args:
+        without: processes that are left out with all that is below them.
     """
-    children: dict[int, list[tuple[int, bytes]]] = {}
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        row = stat(int(name))
-        if row is not None:
-            children.setdefault(int(row[1]), []).append((int(name), row[0]))
+    below = children if lists_children() else _scanned()
     found: list[int] = []
     todo = [root]
     while todo:
-        for pid, state in children.get(todo.pop(), ()):
-            if pid in without:
-                continue
-            todo.append(pid)
-            if state not in (b"Z", b"X"):
-                found.append(pid)
+        nearest = [pid for pid in below(todo.pop()) if pid not in without]
+        found += nearest
+        todo += nearest
     return found
+
+
+def _scanned() -> Callable[[int], list[int]]:
+    """Give what tells the living children of a process, out of one look at all processes."""
+    table: dict[int, list[int]] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        names = []
+    for name in filter(str.isdigit, names):
+        row = stat(int(name))
+        if row is not None and row[0] not in (b"Z", b"X"):
+            table.setdefault(int(row[1]), []).append(int(name))
+    return lambda pid: table.get(pid, [])
 
 
 def stat(pid: int) -> list[bytes] | None:
@@ -135,6 +141,19 @@ def kill_descendants(reap: Callable[[], bool], without: Collection[int] = ()) ->
                 continue
         if not reap() and not left:
             return
+        time.sleep(0.001)
+
+
+def threads() -> int:
+    """Count the threads of this process; one that is just ending gets a moment. 0: unknown."""
+    deadline = time.monotonic() + _THREAD_ENDS_S
+    while True:
+        try:
+            count = len(os.listdir("/proc/self/task"))
+        except OSError:
+            return 0
+        if count == 1 or time.monotonic() > deadline:
+            return count
         time.sleep(0.001)
 
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -30,6 +30,9 @@ from ._interrupt import Interrupter, Targets, turns_the_loop
 from ._page import ID_BYTES
 from ._watch import Watch
 from ._wire import Inbox, Wire
+
+if TYPE_CHECKING:
+    from ._limits import Memory
 
 SHUTDOWN_S = 1.6
 """After this long a cell that does not end is left to the guard, and `done` is said without it."""
@@ -77,14 +80,19 @@ class Runtime:
         self.outbox = _capture.Outbox(self.wire, self._flusher.wake)
         self.streams = _capture.Streams(self.outbox, self.interrupter)
         self.sources = _cells.Sources()
-        self.namespace: dict[str, Any] = _cells.new_main().__dict__
+        self.main = _cells.new_main()
+        self.namespace: dict[str, Any] = self.main.__dict__
         self.context = copy_context()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._memory = _memory_limit()
         self.loop = self.interrupter.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._make_task)
         asyncio.set_event_loop(self.loop)
         self.bridge = _bridge.Bridge(self.loop, self.wire.put)
         self.interrupter.install()
+        if self._memory is not None:
+            for watch in (self._watch, self._flusher):
+                watch.wake()  # a full kernel could not start their threads
         self._use()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -123,6 +131,11 @@ class Runtime:
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def cancel_tasks(self) -> None:
+        """Cancel every task that cells left behind."""
+        for task in tuple(self._tasks):
+            task.cancel()
 
     def _readable(self) -> None:
         self._failures = 0
@@ -251,6 +264,8 @@ class Runtime:
     def _begin(self, request: Serial, json_id: bytes) -> None:
         id_ = request.id
         self._json_id = json_id
+        if self._memory is not None:
+            self._memory.cell()
         parked = self.interrupter.begin(id_)
         self.interrupter.install()
         self.streams.install()
@@ -343,6 +358,8 @@ class Runtime:
 
         A `done` that is given reports what has been done already; an interrupt comes too late.
         """
+        if self._memory is not None:
+            self._memory.answer()
         if failure is not None:
             last = _frames.error(id_, *self._describe(failure)) + self._done(b"error")
         elif done is None:
@@ -361,6 +378,8 @@ class Runtime:
         self.wire.end(id_, self.outbox.take(), close)
         for hook in self._after_cell:
             hook()
+        if self._memory is not None:
+            self._memory.idle()
 
     def _done(self, status: bytes) -> bytes:
         return b'{"event":"done","id":%b,"status":"%b",%b}\n' % (self._json_id, status, self._sign)
@@ -376,6 +395,19 @@ class Runtime:
     def after_cell(self, hook: Callable[[], None]) -> None:
         """Have `hook` called after each `done`."""
         self._after_cell.append(hook)
+
+    # --- branches ---------------------------------------------------------------------------------
+
+    def stop_threads(self) -> None:
+        """Come down to one thread; ours start again when there is something to watch."""
+        self._watch.stop()
+        self._flusher.stop()
+
+    def inherit(self, origin: "Runtime") -> None:
+        """Go on with the names of another runtime, of which this process is a fork."""
+        self.namespace, self.context = origin.namespace, origin.context.copy()
+        self.sources, self._cells = origin.sources, origin._cells
+        self.main = sys.modules["__main__"] = origin.main
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -415,6 +447,14 @@ class Runtime:
         import signal
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _memory_limit() -> "Memory | None":
+    if "RLM_MEMORY_BYTES" not in os.environ:
+        return None
+    from . import _limits
+
+    return _limits.from_environment()
 
 
 _current: Runtime | None = None

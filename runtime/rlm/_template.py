@@ -186,4 +186,4 @@ def _threads_after_fork() -> int:
     if (pid := os.fork()) == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    return len(os.listdir("/proc/self/task"))
+    return _linux.threads()

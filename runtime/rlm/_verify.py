@@ -46,7 +46,7 @@ def verified(saved: Saved, namespace: dict[str, Any], caps: Caps) -> tuple[Saved
         return saved, True
     deadline = time.monotonic() + LIMIT_S
     for _ in range(_PASSES):
-        if _foreign_threads():
+        if foreign_threads():
             return saved, False
         failed = _cells.call(_try, saved, namespace, caps, deadline)
         if failed is None:
@@ -59,7 +59,8 @@ def verified(saved: Saved, namespace: dict[str, Any], caps: Caps) -> tuple[Saved
     return saved, False
 
 
-def _foreign_threads() -> bool:
+def foreign_threads() -> bool:
+    """Tell whether threads of the cells run."""
     main = threading.main_thread()
     return any(
         thread is not main and not thread.name.startswith(_OWN_THREADS)

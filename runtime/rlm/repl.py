@@ -6,7 +6,7 @@ Also what cells may import from here: `emit`, `host_request`, `is_active`.
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 FEATURES = ("silent", "complete", "inspect", "detail", "length", "nonce")
 
@@ -56,8 +56,8 @@ def main() -> None:
     start(channels)
 
 
-def start(channels: Any) -> None:
-    """Say `ready` on the channels, load what is slow, serve."""
+def start(channels: Any, origin: Any = None) -> NoReturn:
+    """Say `ready` on the channels, load what is slow, serve; with the names of `origin`."""
     from . import _codec, _guard
 
     nonce = os.urandom(8).hex()
@@ -66,7 +66,7 @@ def start(channels: Any) -> None:
     _codec.load()
     from ._boot import serve
 
-    serve(channels, nonce)
+    serve(channels, nonce, origin)
 
 
 def _ready(nonce: str) -> bytes:

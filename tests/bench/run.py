@@ -8,6 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROWS = {
     "P1": "kernel_start.py",
+    "P1w": "warm_start.py",
     "P2": "execute_roundtrip.py",
     "P3": "output.py",
     "P4": "interrupt.py",

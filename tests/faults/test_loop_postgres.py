@@ -1,14 +1,21 @@
 """The faults of durable loops that only a PostgreSQL server can have."""
 
+import contextlib
 import os
+import shutil
 import signal
+import subprocess
 
+import msgspec
 import psycopg
 import pytest
 
+from rlm_host.loops.head import fold_all
 from rlm_host.loops.stores.open import open_store
 from rlm_host.loops.stores.postgres import PostgresRunStore
-from rlm_protocol.errors import ConfigInvalid, SchemaTooNew, StoreUnavailable
+from rlm_protocol.errors import ConfigInvalid, SchemaTooNew, StoreFull, StoreUnavailable
+from rlm_protocol.loop_records import Head, ObservationRecord
+from support.crash_table import crash
 from support.loop_child import ACTIONS, functions, kernel_on, plain
 from support.loop_stores import generation, head_after, submitted
 from support.services import Postgres
@@ -74,6 +81,7 @@ def test_a_killed_session_is_opened_again_and_nothing_is_lost(
     assert fault.left == 0
 
 
+@crash("C26", on=("postgres",))
 def test_c26_a_commit_whose_answer_is_lost_is_found_and_not_repeated(
     url, undisturbed, tmp_path
 ) -> None:
@@ -85,6 +93,7 @@ def test_c26_a_commit_whose_answer_is_lost_is_found_and_not_repeated(
     assert fault.left == 0
 
 
+@crash("C25", on=("postgres",))
 def test_a_killed_server_process_and_an_immediate_restart_lose_nothing(
     postgres: Postgres, url, undisturbed, tmp_path
 ) -> None:
@@ -122,6 +131,7 @@ def test_a_server_that_is_gone_is_named_without_the_password(postgres: Postgres)
     assert "hush" not in str(refused.value)
 
 
+@crash("C20", on=("postgres",))
 def test_a_newer_schema_is_refused_by_name(postgres: Postgres, url, store) -> None:
     postgres.sql("UPDATE loop_schema SET version = 99", url)
     with pytest.raises(SchemaTooNew) as refused:
@@ -161,6 +171,63 @@ def test_one_append_is_one_statement_and_one_sync(postgres: Postgres, url, store
         store.append(lease, events[-1:], head_after(*events))
     made = commits(postgres) - before
     assert 50 <= made <= 75, "the server's own transactions are among them"
+
+
+@crash("C27", on=("postgres",))
+def test_c27_a_server_that_takes_no_writes_says_so(url, store) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        open_store(f"{url}%20-cdefault_transaction_read_only%3Don")
+    assert "read-only transaction" in refused.value.data["detail"]
+
+
+@pytest.fixture
+def small_disk(postgres: Postgres, url):
+    """A schema whose new tables lie on a disk of 2 MiB."""
+    disk = postgres.folder / "disk"
+    disk.mkdir()
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    argv = [mount or "mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(disk)]
+    if not mount or subprocess.run(argv, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    shutil.chown(disk, postgres.user)
+    postgres.sql(f"CREATE TABLESPACE small LOCATION '{disk}'")
+    yield f"{url}%20-cdefault_tablespace%3Dsmall"
+    for table in ("loop_runs", "loop_events", "loop_schema"):
+        postgres.sql(f"DROP TABLE IF EXISTS {table}", url)
+    postgres.sql("DROP TABLESPACE small")
+    subprocess.run([umount, "-l", str(disk)], check=True)
+
+
+@crash("C17", on=("postgres",))
+def test_c17_a_full_disk_of_the_server_loses_nothing_that_was_acknowledged(
+    postgres: Postgres, url, small_disk
+) -> None:
+    store = open_store(small_disk)
+    store.submit("run", submitted(max_generations=100_000))
+    lease, head, done = store.claim("run", "w"), Head(), 0
+
+    def append_one(size: int) -> Head:
+        told = ObservationRecord(reward=0.5, evidence=os.urandom(size).hex())
+        bulky = msgspec.structs.replace(generation(done), observation=told)
+        after = fold_all([bulky], head)
+        store.append(lease, [bulky], after)
+        return after
+
+    with contextlib.suppress(StoreFull):
+        while done < 10_000:
+            head, done = append_one(9_000), done + 1
+    with pytest.raises(StoreFull):
+        append_one(9_000)
+    assert 3 < done < 10_000
+    assert store.head("run").head == head
+    assert [row.key for row in store.events("run", limit=done + 9)][1:] == [
+        f"generation:{n}" for n in range(done)
+    ]
+    store.renew(lease)
+    postgres.sql("ALTER TABLE loop_events SET TABLESPACE pg_default", url)
+    head, done = append_one(9_000), done + 1
+    assert store.head("run").head.generation == done
+    store.close()
 
 
 def commits(postgres: Postgres) -> int:

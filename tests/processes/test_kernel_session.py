@@ -202,7 +202,7 @@ async def test_the_namespace_is_saved_when_it_has_been_quiet(bench: KernelBench)
     run = Run(await bench.kernel(fake=True, host=bench.host(snapshot_after_ms=50)))
     await run("set a 1")
     payload = bench.session_dir / "kernel-state.dill"
-    await until(lambda: payload.exists() and not run.kernel._unsaved)
+    await until(lambda: payload.exists() and not run.kernel._saving._unsaved)
     saved_ns = payload.stat().st_mtime_ns
     run.kernel.kill()
     assert (await run("get a")).result == "1"

@@ -1,5 +1,6 @@
 """Whoever is killed, no process of the kernel is left. Shapes as data; the short tier takes each once."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.runtime_driver import TAG, Runtime, eventually, gone_within, processes_of
+from support.runtime_driver import COMMAND, TAG, Runtime, eventually, gone_within, processes_of
+from support.sandboxes import outer_pid, sandboxed
 
-pytestmark = pytest.mark.short
 GONE_S = 10.0
 """Generous for a loaded machine; the time is printed."""
 
@@ -39,6 +40,12 @@ SHAPES = {
 KILLED = ("owner", "kernel", "guard's word")
 
 
+@pytest.fixture
+def sandbox(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "work").mkdir()
+    return sandboxed(tmp_path / "work", tmp_path / "home")
+
+
 def prepare(code: str, tag: str) -> str:
     # A raw write is shown by the guard even while the cell keeps the GIL.
     return code.replace("TAG", str(int(tag[:8], 16))).replace(
@@ -49,10 +56,29 @@ def prepare(code: str, tag: str) -> str:
 @pytest.mark.parametrize("killed", KILLED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nothing_is_left(shape: str, killed: str) -> None:
+    check_nothing_is_left(shape, killed, COMMAND)
+
+
+KILLED_INSIDE = (*KILLED, "launcher")
+
+
+@pytest.mark.parametrize(("shape", "killed"), list(zip(SHAPES, itertools.cycle(KILLED_INSIDE))))
+def test_nothing_is_left_of_a_sandbox(shape: str, killed: str, sandbox: tuple[str, ...]) -> None:
+    check_nothing_is_left(shape, killed, sandbox)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", KILLED_INSIDE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_left_of_any_sandbox(shape: str, killed: str, sandbox: tuple[str, ...]) -> None:
+    check_nothing_is_left(shape, killed, sandbox)
+
+
+def check_nothing_is_left(shape: str, killed: str, command: tuple[str, ...]) -> None:
     if killed == "owner":
-        owner_dies(shape)
+        owner_dies(shape, command)
         return
-    runtime = Runtime()
+    runtime = Runtime(command=command)
     try:
         runtime.start(prepare(SHAPES[shape], runtime.tag))
         runtime.until(lambda e: "go" in e.get("text", "") or e["event"] == "done")
@@ -60,10 +86,12 @@ def test_nothing_is_left(shape: str, killed: str) -> None:
         assert runtime.processes()
         began = time.monotonic()
         if killed == "kernel":
-            os.kill(runtime.pid, signal.SIGKILL)
+            os.kill(outer_pid(runtime), signal.SIGKILL)
+        elif killed == "launcher":
+            runtime.process.kill()
         else:
             runtime.order(b"kill")
-        assert runtime.wait() == -9
+        assert runtime.wait() in (-9, 128 + 9)  # a launcher tells it as a shell does
         check_gone(marks, began, shape)
     finally:
         runtime.close()
@@ -84,7 +112,7 @@ def check_gone(marks: tuple[str, ...], began: float, shape: str) -> None:
 
 OWNER = """
 import json, subprocess, sys
-p = subprocess.Popen([sys.executable, "-P", "-m", "rlm.repl"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+p = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 p.stdout.readline()
 p.stdin.write(json.dumps({"type": "execute", "id": "a", "code": sys.argv[1]}).encode() + b"\\n")
 p.stdin.flush()
@@ -95,11 +123,11 @@ while True:
 """
 
 
-def owner_dies(shape: str) -> None:
+def owner_dies(shape: str, command: tuple[str, ...]) -> None:
     """A host process of its own, killed with -9: pipes close, and its pidfd tells the guard."""
     tag = os.urandom(16).hex()
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, prepare(SHAPES[shape], tag)],
+        [sys.executable, "-c", OWNER, prepare(SHAPES[shape], tag), *command],
         env={**os.environ, TAG: tag},
         stdout=subprocess.PIPE,
     )

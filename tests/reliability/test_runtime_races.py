@@ -8,7 +8,6 @@ import pytest
 
 from support.runtime_driver import Runtime
 
-pytestmark = pytest.mark.short
 CELLS = {
     "python": ("for _ in range(20000): pass", "for _ in range(20000): pass"),
     "await": ("import asyncio; await asyncio.sleep(0.0005)", "await asyncio.sleep(0.0005)"),

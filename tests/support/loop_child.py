@@ -6,6 +6,7 @@ milliseconds. Each writes what it does outside, with a sync, to the effects file
 """
 
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -14,11 +15,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import anyio
 import msgspec
+import pytest
 
 from rlm_host.loops.inputs import LoopConfig, LoopObservation
 from rlm_host.loops.kernel import LoopKernel
@@ -105,11 +108,17 @@ def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) 
 
 
 def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crowd: int = 0) -> dict:
-    """The step, apply and rollback of these tests. A `flipping` judge likes nothing twice."""
+    """
+    The step, apply and rollback of these tests.
+
+    A `flipping` judge likes nothing twice; a `broken` one raises, then gives something else, then
+    NaN, before it gives the first reward.
+    """
     effects = Effects(db)
 
     def step(context) -> LoopObservation:
         n = context.generation
+        fault("before_step")
         effects.note(f"step {n} seed{context.seed} attempt{context.attempt}")
         fault("in_step")
         if crowd and n == 0:
@@ -117,13 +126,22 @@ def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crow
         reward = REWARDS[n]
         if judge == "flipping" and n == 1 and len(effects.by_generation("step")[1]) > 1:
             reward = 0.2
+        if judge == "broken" and n == 0:
+            if context.attempt == 1:
+                raise OSError("the judge has left")
+            if context.attempt == 2:
+                return reward  # no observation
+            reward = float("nan")
+        fault("after_step")
         return LoopObservation(
             reward=reward, cost=1.0, artifact_id=f"a{n}", live_reward=LIVE.get(n), elapsed_ms=1.0
         )
 
     def apply(context, observation) -> None:
+        fault("before_apply")
         effects.note(f"apply {context.generation} {observation.artifact_id} token{context.token}")
         fault("in_apply")
+        fault("after_apply")
 
     def rollback(context, accepted) -> None:
         effects.note(f"rollback {context.generation} {accepted.artifact_id} token{context.token}")
@@ -135,6 +153,8 @@ def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crow
 def work(request: dict) -> str:
     """Work on a run as a request says and give how it ended."""
     db = Path(request["db"])
+    if "cluster" in request:
+        anyio.run(carry_out, *request["cluster"], db, request)
     if request.get("file_bytes"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"],) * 2)
     fault = FailPoint(**request.get("fault", {}))
@@ -171,18 +191,41 @@ def serve() -> None:
 
 class Child:
     def __init__(self, nursery: "Nursery", pid: int, out: Path) -> None:
-        self.nursery, self.pid, self.out = nursery, pid, out
+        self.nursery, self.pid, self.out, self.over = nursery, pid, out, False
 
     def ended(self) -> str | int:
         """Wait; give its own word, or the number of the signal that ended it."""
+        self.over = True
         code = int(self.nursery.ask({"wait": self.pid}))
         return self.out.read_text() if code == 0 else -code
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        if not self.over:
+            os.kill(self.pid, signal.SIGKILL)
+            self.ended()
 
     def wait_stopped(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
             assert time.monotonic() < deadline
             time.sleep(0.005)
+
+
+def clock_env(shift: str) -> dict[str, str]:
+    """Give the environment of a process whose wall clock, and no other, is days off."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    if not found:
+        why = "the wall clock of one process is set by the Debian package faketime"
+        if os.environ.get("RLM_TEST_SERVICES") == "required":
+            pytest.fail(why)
+        pytest.skip(why)
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME": shift,
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
 
 
 class Nursery:
@@ -204,35 +247,46 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery(folder: Path) -> Iterator[Nursery]:
+def nursery(
+    folder: Path, *imported: str, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Nursery]:
+    """Own a process that forks children, with these modules imported beforehand."""
     tests = Path(__file__).parents[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "support.loop_child"],
+        [sys.executable, "-m", "support.loop_child", *imported],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=tests,
-        env={**os.environ, "PYTHONPATH": str(tests)},
+        env={**os.environ, "PYTHONPATH": str(tests), **env},
     )
     with server:
         yield Nursery(server, folder)
         server.stdin.close()
 
 
+class FailingLog:
+    """A decision log that is a point of failure: what it is told is durable already."""
+
+    def __init__(self, fault: FailPoint) -> None:
+        self.fault = fault
+
+    def record(self, run_id: str, event) -> None:
+        self.fault("in_record")
+
+
 async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
     """Work for a Temporal cluster until something ends this process."""
     from rlm_host.loops.temporal.worker import working
 
-    named = functions(
-        db, FailPoint(**request.get("fault", {})), judge=request.get("judge", "steady")
-    )
-    async with working(address, Work(**named), queue=queue):
-        print("working", flush=True)
+    fault = FailPoint(**request.get("fault", {}))
+    named = functions(db, fault, judge=request.get("judge", "steady"))
+    async with working(address, Work(**named), queue=queue, decision_log=FailingLog(fault)):
+        await anyio.Path(request["ready"]).touch()
         await anyio.sleep_forever()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        anyio.run(carry_out, *sys.argv[1:3], Path(sys.argv[3]), json.loads(sys.argv[4]))
-    else:
-        serve()
+    for module in sys.argv[1:]:
+        importlib.import_module(module)  # once, for all that are forked
+    serve()

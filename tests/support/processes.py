@@ -10,9 +10,10 @@ from typing import Any
 
 from rlm_host.clock import Clock, SystemClock
 from rlm_host.kernels.cell import KernelStatus, OutputEvent
-from rlm_host.kernels.client import Kernel, Launch, Waits, open_kernel
+from rlm_host.kernels.client import Kernel, Launch, Waits
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.interpreters import Interpreters
+from rlm_host.kernels.opening import open_kernel
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.kernels.session_kernel import SessionKernel
 from rlm_host.processes import facts
@@ -114,7 +115,6 @@ def fake_launch(mode: str = "", *, cwd: Path = Path("/")) -> Launch:
         argv=(sys.executable, "-I", "-S", FAKE),
         env={"FAKE": mode, "PATH": os.environ["PATH"]},
         cwd=cwd,
-        guarded=False,
         versions=frozenset({"dev"}),
     )
 
@@ -208,9 +208,8 @@ class Run:
     async def __call__(self, code: str, **more: Any) -> Any:
         self.count += 1
         cell_id = more.pop("cell_id", f"cell-{self.count}")
-        return await in_time(
-            self.kernel.execute(code, cell_id=cell_id, on_event=self.events.append, **more)
-        )
+        more.setdefault("on_event", self.events.append)
+        return await in_time(self.kernel.execute(code, cell_id=cell_id, **more))
 
     @property
     def text(self) -> str:

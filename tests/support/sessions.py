@@ -29,6 +29,7 @@ from rlm_host.sessions.store import SessionStore
 from rlm_protocol import kernel as wire
 from rlm_protocol import records as r
 from rlm_protocol.errors import KernelDied, KernelUnavailable, ModelUnavailable
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.session import SessionCreateParams, SessionItemsParams
 
 MODEL = "stub/model"
@@ -50,11 +51,14 @@ class StubKernel:
         self.revival: Revival | None = None
         self._interrupts: dict[str, asyncio.Event] = {}
         self.closed = False
+        self.running = 0
+        self.unloads = 0
+        self.unloadable = True
         self.bound: list[str] = []
 
     @property
     def status(self) -> KernelStatus:
-        return KernelStatus.IDLE
+        return KernelStatus.BUSY if self.running else KernelStatus.IDLE
 
     @property
     def pid(self) -> int | None:
@@ -67,6 +71,13 @@ class StubKernel:
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome:
         self.cells.append(code)
+        self.running += 1
+        try:
+            return await self._execute(code, cell_id, on_event)
+        finally:
+            self.running -= 1
+
+    async def _execute(self, code: str, cell_id: str, on_event: OnEvent) -> CellOutcome:
         word, _, text = code.partition(" ")
         interrupted = self._interrupts[cell_id] = asyncio.Event()
         await asyncio.sleep(0)
@@ -116,11 +127,21 @@ class StubKernel:
     async def save_unsaved(self) -> None:
         return None
 
-    async def restore(self) -> Revival:
+    async def unload(self) -> bool:
+        self.unloads += 1
+        return self.unloadable
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        return ()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         return Revival(reason="restarted")
 
     async def restart(self, *, restore: bool) -> Revival | None:
         return None
+
+    async def stop(self) -> None:
+        self.interrupt()
 
     def kill(self) -> None:
         self.interrupt()
@@ -258,6 +279,7 @@ async def bench(
     clock: Any = None,
     ports: SessionPorts | None = None,
     files: Files | None = None,
+    unload_after_ms: int = 0,
     bugs: bool = False,
 ) -> AsyncIterator[Bench]:
     """Own a store for the length of the block; one of our bugs that it logs fails the test."""
@@ -277,6 +299,7 @@ async def bench(
         models=models or StubModels(answer or answers()),
         ports=ports or SessionPorts(),
         files=files,
+        unload_after_ms=unload_after_ms,
     ) as store:
         try:
             yield Bench(store, home, kernels)

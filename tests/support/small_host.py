@@ -1,6 +1,7 @@
-"""A host in one file, for tests that kill hosts: python small_host.py HOME CODE.
+"""A host in one file, for tests that kill hosts: python small_host.py HOME CODE [warm].
 
 Runs CODE in a kernel, prints one JSON line with the pids, then holds the kernel until it is killed.
+With `warm` that is a kernel which was forked from a template; another spare waits then.
 """
 
 import asyncio
@@ -16,38 +17,59 @@ from rlm_host.kernels.session_kernel import SessionKernel
 from rlm_host.processes.facts import harden_host
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
+from rlm_host.processes.templates import Templates
 
 
 async def no_requests(*_: object) -> object:
     return None
 
 
-async def main(home: Path, code: str) -> None:
-    harden_host()
-    host = KernelHost(
-        home=home,
-        environ=os.environ,
-        processes=Processes(Ledger(home)),
-        clock=SystemClock(),
-    )
-    kernel = SessionKernel(
+def session_kernel(host: KernelHost, name: str) -> SessionKernel:
+    return SessionKernel(
         host=host,
         recipe=Recipe(),
-        cwd=home,
-        session_dir=home / "session-artifacts" / "s1",
+        cwd=host.home,
+        session_dir=host.home / "session-artifacts" / name,
         depth=0,
         max_depth=2,
         host_requests=no_requests,
         on_background=lambda _: None,
     )
-    async with kernel:
+
+
+async def spare_of(templates: Templates, host: KernelHost) -> int:
+    """Start a kernel, so that there is a template; wait for its spare."""
+    async with session_kernel(host, "s0") as first:
+        await first.execute("1", cell_id="c0", on_event=lambda _: None)
+    while not templates.pids:
+        await asyncio.sleep(0.01)
+    return templates.pids[0]
+
+
+async def main(home: Path, code: str, *, warm: bool) -> None:
+    harden_host()
+    processes = Processes(Ledger(home))
+    templates = Templates(processes) if warm else None
+    host = KernelHost(
+        home=home,
+        environ=os.environ,
+        processes=processes,
+        clock=SystemClock(),
+        templates=templates,
+    )
+    template = await spare_of(templates, host) if templates is not None else None
+    async with session_kernel(host, "s1") as kernel:
         outcome = await kernel.execute(code, cell_id="c1", on_event=lambda _: None)
         child = kernel._slot.kernel._child
         pids = {"host": os.getpid(), "guard": child.pid, "kernel": kernel.pid}
+        if templates is not None:
+            while not templates.pids:
+                await asyncio.sleep(0.01)
+            pids["template"] = template
         print(
             json.dumps({**pids, "status": outcome.status, "error": repr(outcome.error)}), flush=True
         )
         await asyncio.Event().wait()
 
 
-asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2], warm="warm" in sys.argv[3:]))

@@ -27,7 +27,6 @@ from rlm_protocol.errors import (
     LeaseLost,
     RunNotFound,
     StoreCorrupt,
-    StoreUnavailable,
 )
 from rlm_protocol.loop_records import Accepted, Claimed, StepFailed, encode
 
@@ -606,22 +605,6 @@ def test_a_lost_lease_is_found_before_apply(store, record) -> None:
         loops.run(run_id, "w", rewards(0.5), apply=lambda c, o: pytest.fail("applied"))
 
 
-def test_a_commit_whose_outcome_is_unknown_is_looked_up_by_repeating_it(store) -> None:
-    original, failed = store.append, []
-
-    def append(*arguments, **named):
-        appended = original(*arguments, **named)
-        if not failed:
-            failed.append(True)
-            raise StoreUnavailable("the answer to the commit was lost")
-        return appended
-
-    store.append = append
-    report = run(kernel_of(store), rewards(0.1, 0.2, 0.3, 0.4))
-    assert failed == [True]
-    assert actions(report) == ["accept"] * 4
-
-
 def test_a_worker_that_dies_every_time_is_stopped(store) -> None:
     loops = kernel_of(store)
     run_id = loops.submit()
@@ -814,37 +797,3 @@ def test_a_long_step_keeps_its_lease(store) -> None:
 
     assert loops.run(loops.submit(), "w", step).terminal
     assert set(renewed) == {1}
-
-
-def test_a_renewal_that_fails_loses_nothing_by_itself(store) -> None:
-    """Only the time of the lease, without a renewal, asks the step to end; then the token decides."""
-    loops = LoopKernel(store, LoopConfig("t", "w", max_generations=1), lease_ms=100)
-
-    def renew(lease):
-        raise StoreUnavailable("for now")
-
-    store.renew = renew
-
-    def step(context) -> LoopObservation:
-        deadline = time.monotonic() + 30
-        while not context.cancelled:
-            assert time.monotonic() < deadline
-        return LoopObservation(reward=0.5)
-
-    report = loops.run(loops.submit(), "w", step)
-    assert [g.action for g in report.generations] == ["accept"]
-
-
-def test_downtime_is_not_charged_to_the_time_budget(store) -> None:
-    loops = kernel_of(store, max_generations=9, time_budget_s=1.0)
-    run_id = loops.submit()
-
-    def step(context) -> LoopObservation:
-        if context.generation == 1 and context.token == 1:
-            raise KeyboardInterrupt
-        return LoopObservation(reward=context.generation, elapsed_ms=400)
-
-    with pytest.raises(KeyboardInterrupt):
-        loops.run(run_id, "w", step)
-    report = loops.run(run_id, "w", step)
-    assert (report.stopped_reason, report.elapsed_ms) == ("time_budget", 1200.0)

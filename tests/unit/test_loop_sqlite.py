@@ -22,6 +22,7 @@ from rlm_protocol.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from support.crash_table import crash
 from support.loop_stores import generation, head_after, submitted
 
 
@@ -49,6 +50,7 @@ def test_a_new_file_is_its_owners_alone_and_never_in_danger_of_a_lost_sync(store
     assert writer.pragma("synchronous") == 2
 
 
+@crash("C19", on=("sqlite",))
 @pytest.mark.parametrize("content", [b"not a database at all" * 500, b"SQLite format 3\0garbage"])
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path, content) -> None:
     path.write_bytes(content)
@@ -67,6 +69,7 @@ def test_another_programs_database_is_refused_and_left_as_it_is(path) -> None:
     assert path.read_bytes() == before
 
 
+@crash("C20", on=("sqlite",))
 def test_a_newer_schema_is_refused_by_both_numbers(path) -> None:
     SqliteRunStore(path).close()
     db = apsw.Connection(str(path))
@@ -77,6 +80,7 @@ def test_a_newer_schema_is_refused_by_both_numbers(path) -> None:
     assert (refused.value.data["found"], refused.value.data["known"]) == (99, 1)
 
 
+@crash("C19", on=("sqlite",))
 def test_overwritten_pages_are_found_and_the_file_is_left_as_it_is(path) -> None:
     store = SqliteRunStore(path)
     store.submit("run", submitted())
@@ -89,6 +93,7 @@ def test_overwritten_pages_are_found_and_the_file_is_left_as_it_is(path) -> None
     assert path.read_bytes() == raw
 
 
+@crash("C27", on=("sqlite",))
 @pytest.mark.parametrize("place", ["missing-folder/runs.sqlite3", "folder"])
 def test_a_file_that_cannot_be_opened_says_where(tmp_path, place) -> None:
     (tmp_path / "folder").mkdir()
@@ -232,6 +237,7 @@ def test_a_forked_child_opens_its_own_files(store) -> None:
 # --- liveness -------------------------------------------------------------------------------------
 
 
+@crash("C16", on=("sqlite",))
 def test_a_lease_of_an_earlier_boot_is_free_at_once(store, path) -> None:
     store.submit("run", submitted())
     store.claim("run", "before")
@@ -243,6 +249,7 @@ def test_a_lease_of_an_earlier_boot_is_free_at_once(store, path) -> None:
     other.close()
 
 
+@crash("C15", on=("sqlite",))
 @pytest.mark.parametrize("wall_ms", [-(10**12), 10**15])
 def test_the_wall_clock_decides_nothing_about_leases(store, path, wall_ms) -> None:
     store.submit("run", submitted())

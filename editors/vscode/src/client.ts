@@ -1,8 +1,13 @@
-/** The connection to the host: one process per window, started by the first Python file. */
+/** The connection to the host: one process per window, started by the first Python file, and again when it ends. */
 
 import * as vscode from "vscode";
-import { CloseAction, ErrorAction, LanguageClient } from "vscode-languageclient/node";
+import { CloseAction, type CloseHandlerResult, ErrorAction, type ErrorHandler, LanguageClient } from "vscode-languageclient/node";
 import type { ClientRequests, HostNotifications } from "./protocol";
+
+/** How often, within three minutes, a host that has ended is started again by itself. */
+const RESTARTS = 4;
+/** Versions of the protocol that this client speaks. */
+const PROTOCOL = { min: 1, max: 1 };
 
 export class Host {
   readonly log: vscode.LogOutputChannel;
@@ -11,6 +16,7 @@ export class Host {
   /** Fires with the number of commands that run. */
   readonly onRunning = this.running.event;
   private count = 0;
+  private restarts: ErrorHandler | undefined;
 
   constructor(command: readonly string[]) {
     this.log = vscode.window.createOutputChannel("rlm-host", { log: true });
@@ -35,13 +41,17 @@ export class Host {
         },
         errorHandler: {
           error: () => ({ action: ErrorAction.Continue }),
-          closed: () => ({
-            action: CloseAction.DoNotRestart,
-            message: "rlm-host has ended. Its sessions are kept; 'RLM: Restart Host' takes them up again.",
-          }),
+          closed: () => this.closed(),
         },
       },
     );
+    // A client that says that it knows the protocol hears its folder's session, not only LSP.
+    this.client.registerFeature({
+      fillClientCapabilities: (all) => { all.experimental = { ...all.experimental, rlm: { protocol: PROTOCOL } }; },
+      initialize: () => {},
+      getState: () => ({ kind: "static" }),
+      clear: () => {},
+    });
   }
 
   /** Ask the host. */
@@ -64,6 +74,15 @@ export class Host {
   command(name: string, uri: vscode.Uri, ...more: unknown[]): Thenable<unknown> {
     const wire = this.client.code2ProtocolConverter.asUri(uri);
     return vscode.commands.executeCommand(name, wire, ...more);
+  }
+
+  /** A host that ends is started anew, which loses nothing: its sessions are on disk. */
+  private async closed(): Promise<CloseHandlerResult> {
+    this.restarts ??= this.client.createDefaultErrorHandler(RESTARTS);
+    const result = await this.restarts.closed();
+    return result.action === CloseAction.Restart
+      ? result
+      : { ...result, message: "rlm-host ends again and again. Its sessions are kept: see its log, then 'RLM: Restart Host'." };
   }
 
   private async counted<T>(work: () => T | PromiseLike<T>): Promise<T> {

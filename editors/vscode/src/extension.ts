@@ -20,6 +20,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     createStatus(here),
     vscode.window.createTreeView("rlm.tree", { treeDataProvider: tree }),
     here.onRunning(refresh),
+    here.client.onDidChangeState(refresh),
     here.on("session/created", refresh),
     here.on("session/statusChanged", refresh),
     here.on("agent/changed", refresh),

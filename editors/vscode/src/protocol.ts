@@ -445,6 +445,8 @@ export type KernelRecipe = {
   python?: string | null;
   launcher?: Array<string> | null;
   sandbox?: "workspace" | null;
+  network?: boolean | null;
+  memoryBytes?: number | null;
   env?: Record<string, string> | null;
 };
 
@@ -488,6 +490,28 @@ export type LoopConfigParams = {
   stepAttempts?: number;
   seed?: number;
   record?: "intent" | "single";
+};
+
+/** One row (seed: loop-kernel, Audit); `id` is the same however often it was written. */
+export type LoopDecision = {
+  id: string;
+  kind: string;
+  runId: string;
+  generation: number;
+  decision: Record<string, unknown>;
+};
+
+/** Read the decision log in the order of its writing, of one run or of all, a page at a time. */
+export type LoopDecisionsParams = {
+  runId?: string | null;
+  after?: number;
+  limit?: number;
+};
+
+/** `next_after` is null on the last page. */
+export type LoopDecisionsResult = {
+  decisions: Array<LoopDecision>;
+  nextAfter?: number | null;
 };
 
 /** Start a new run with the history of another up to and including `generation`. */
@@ -799,6 +823,14 @@ export type ReplRestartParams = {
   idempotencyKey?: string | null;
 };
 
+/** Load a snapshot over the namespace: the last one, or an earlier one that is still kept. */
+export type ReplRestoreParams = {
+  /** Opaque id. */
+  sessionId: string;
+  snapshotId?: string | null;
+  idempotencyKey?: string | null;
+};
+
 /** What came back. */
 export type ReplRestoreResult = {
   restored: Array<string>;
@@ -808,9 +840,15 @@ export type ReplRestoreResult = {
 
 /** What was saved. */
 export type ReplSnapshotResult = {
+  id: string;
   saved: Array<string>;
   skipped?: Array<SkippedName>;
   sizeBytes?: number;
+};
+
+/** Newest first. Earlier ones are kept as long as there is room. */
+export type ReplSnapshotsResult = {
+  snapshots: Array<SnapshotInfo>;
 };
 
 /** The kernel's state; after a revival, what came back. */
@@ -1087,6 +1125,15 @@ export type SkippedName = {
   reason: string;
 };
 
+/** One snapshot on disk; the `current` one is what a new process starts from. */
+export type SnapshotInfo = {
+  id: string;
+  /** Wall clock, milliseconds since the epoch. */
+  takenAtMs: number;
+  sizeBytes: number;
+  current?: boolean;
+};
+
 /** What a step, apply or rollback outside the process is told. */
 export type StepContext = {
   runId: string;
@@ -1344,7 +1391,8 @@ export interface ClientRequests {
   "repl/names": { params: ReplNamesParams; result: ReplNamesResult };
   "repl/restart": { params: ReplRestartParams; result: ReplRestoreResult };
   "repl/snapshot": { params: SessionMutateParams; result: ReplSnapshotResult };
-  "repl/restore": { params: SessionMutateParams; result: ReplRestoreResult };
+  "repl/snapshots": { params: SessionParams; result: ReplSnapshotsResult };
+  "repl/restore": { params: ReplRestoreParams; result: ReplRestoreResult };
   "agent/list": { params: AgentListParams; result: AgentListResult };
   "agent/spawn": { params: AgentSpawnParams; result: AgentResultOf };
   "agent/send": { params: AgentSendParams; result: AgentSendResult };
@@ -1365,6 +1413,7 @@ export interface ClientRequests {
   "loop/pause": { params: RunControlParams; result: RunResult };
   "loop/resume": { params: RunControlParams; result: RunResult };
   "loop/report": { params: LoopReportParams; result: LoopReportResult };
+  "loop/decisions": { params: LoopDecisionsParams; result: LoopDecisionsResult };
   "loop/snapshot": { params: RunParams; result: LoopSnapshotResult };
   "loop/list": { params: LoopListParams; result: LoopListResult };
   "loop/fork": { params: LoopForkParams; result: RunResult };

@@ -27,11 +27,13 @@ export class SessionTree implements vscode.TreeDataProvider<TreeNode> {
   }
 
   getTreeItem(node: TreeNode): vscode.TreeItem {
-    const open = node.children?.length
-      ? vscode.TreeItemCollapsibleState.Expanded
-      : vscode.TreeItemCollapsibleState.None;
-    const item = new vscode.TreeItem(node.name, open);
-    item.id = node.id;
+    const parent = Boolean(node.children?.length);
+    const item = new vscode.TreeItem(
+      node.name,
+      parent ? vscode.TreeItemCollapsibleState.Expanded : vscode.TreeItemCollapsibleState.None,
+    );
+    // VS Code remembers by id whether an item is open: one that gets its first agent opens anew.
+    item.id = parent ? `${node.id} and its agents` : node.id;
     item.description = description(node);
     item.tooltip = tooltip(node);
     item.iconPath = new vscode.ThemeIcon(icon(node.status));

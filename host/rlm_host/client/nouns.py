@@ -96,7 +96,8 @@ class ReplNoun(Noun):
     names = Verb("repl/names", repl.ReplNamesParams, repl.ReplNamesResult)
     restart = Verb("repl/restart", repl.ReplRestartParams, repl.ReplRestoreResult)
     snapshot = Verb("repl/snapshot", SessionMutateParams, repl.ReplSnapshotResult)
-    restore = Verb("repl/restore", SessionMutateParams, repl.ReplRestoreResult)
+    snapshots = Verb("repl/snapshots", SessionParams, repl.ReplSnapshotsResult)
+    restore = Verb("repl/restore", repl.ReplRestoreParams, repl.ReplRestoreResult)
 
 
 class AgentNoun(Noun):
@@ -138,6 +139,7 @@ class LoopNoun(Noun):
     pause = Verb("loop/pause", loop.RunControlParams, loop.RunResult)
     resume = Verb("loop/resume", loop.RunControlParams, loop.RunResult)
     report = Verb("loop/report", loop.LoopReportParams, loop.LoopReportResult)
+    decisions = Verb("loop/decisions", loop.LoopDecisionsParams, loop.LoopDecisionsResult)
     snapshot = Verb("loop/snapshot", loop.RunParams, loop.LoopSnapshotResult)
     list = Verb("loop/list", loop.LoopListParams, loop.LoopListResult)
     fork = Verb("loop/fork", loop.LoopForkParams, loop.RunResult)

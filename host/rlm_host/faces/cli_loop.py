@@ -14,10 +14,11 @@ from rlm_protocol.errors import ConfigInvalid, HostLost
 
 from ..client import HostClient, Subscription
 from ..loops.stores.base import LEASE_MS
-from . import cli_loop_store
+from ..loops.stores.open import FORMS
+from . import cli_loop_file, cli_loop_read, cli_loop_store
 from .cli_client import print_json, with_host
-from .cli_loop_store import PROGRAM, Asked
-from .loop_view import generation_line, head_line, print_report
+from .cli_loop_store import PROGRAM
+from .loop_view import generation_line, head_line
 
 CONTROLS = {
     "cancel": "end a run for good",
@@ -25,8 +26,7 @@ CONTROLS = {
     "resume": "let a paused run go on",
 }
 KEPT = "What was recorded is kept; `rlm-host loop run RUN` continues a run."
-STORES = "sqlite:PATH or postgresql://USER@HOST/DATABASE"
-PAGE = 1000
+WATCHED = "The run goes on as it would have without being watched."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,15 +37,18 @@ def main(argv: Sequence[str]) -> int:
     if options.command == "run" and options.what.endswith(".py"):
         if not options.store:
             options.refuse(f"{options.what} needs --store: where its run is kept")
-        return cli_loop_store.run_file(options)
+        return cli_loop_file.run_file(options)
     if options.command == "run":
         if options.store or options.worker or options.run:
             options.refuse("--store, --worker and --run go with a FILE.py")
         return with_host(PROGRAM, lambda client: _run(client, options), kept=KEPT)
-    work = WORK.get(options.command, _control)
+    work = WORK.get(options.command, cli_loop_read.control)
+    kept = WATCHED if options.command == "watch" else None
     if options.store:
-        return cli_loop_store.with_store(options.store, lambda runs: work(runs, options))
-    return with_host(PROGRAM, lambda client: work(client, options), kept=KEPT)
+        return cli_loop_store.with_store(
+            options.store, lambda runs: work(runs, options), kept=kept or cli_loop_store.UNCHANGED
+        )
+    return with_host(PROGRAM, lambda client: work(client, options), kept=kept or KEPT)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--limit", type=int, default=50)
     showing = commands.add_parser("show", help="a run's head")
     reporting = commands.add_parser("report", help="a run's generations")
+    watching = commands.add_parser("watch", help="look on, whoever works on the run")
+    forking = commands.add_parser("fork", help="begin a run as another one began")
     controls = [commands.add_parser(name, help=text) for name, text in CONTROLS.items()]
     for control in controls:
         control.add_argument("--reason")
@@ -82,17 +87,26 @@ def _parser() -> argparse.ArgumentParser:
     importing = commands.add_parser("import", help="take a run from stdin into a store")
     pruning = commands.add_parser("prune", help="delete runs that are over")
     pruning.add_argument("--older-than", type=_days, required=True, metavar="DAYS")
-    for command in (showing, reporting, exporting, *controls):
+    for command in (showing, reporting, watching, forking, exporting, *controls):
         command.add_argument("run", metavar="RUN")
-    for command in (running, listing, showing, reporting, *controls):
-        command.add_argument("--store", metavar="URL", help=f"{STORES}; default: the host's own")
+    forking.add_argument("generation", type=int, metavar="GENERATION", help="the last one to keep")
+    forking.add_argument("--as", dest="new", metavar="ID", help="the new run's id")
+    for command in (running, listing, showing, reporting, watching, forking, *controls):
+        command.add_argument("--store", metavar="URL", help=f"{FORMS}; default: the host's own")
     for command in (exporting, importing, pruning):
-        command.add_argument("--store", metavar="URL", required=True, help=STORES)
+        command.add_argument("--store", metavar="URL", required=True, help=FORMS)
     for command in (running, reporting):
         forms = command.add_mutually_exclusive_group()
         forms.add_argument("--json", action="store_const", dest="form", const="json")
         forms.add_argument("--csv", action="store_const", dest="form", const="csv")
-    for command in (listing, showing, importing, pruning, *controls):
+        forms.add_argument(
+            "--html",
+            action="store_const",
+            dest="form",
+            const="html",
+            help="one page, for a browser",
+        )
+    for command in (listing, showing, forking, importing, pruning, *controls):
         command.add_argument("--json", action="store_true", help="for programs")
     return parser
 
@@ -126,8 +140,8 @@ async def _run(client: HostClient, options: argparse.Namespace) -> int:
             end = await _follow(events, run_id, console)
     if options.form == "json":
         print_json(end)
-    elif options.form == "csv":
-        await _report(client, argparse.Namespace(run=run_id, form="csv"))
+    elif options.form is not None:
+        await cli_loop_read.report(client, argparse.Namespace(run=run_id, form=options.form))
     else:
         console.print(head_line(end["run"]), soft_wrap=True)
     if end["error"]:
@@ -147,47 +161,6 @@ async def _follow(events: Subscription, run_id: str, console: Console) -> dict[s
     raise HostLost("The host stopped telling of the run.")
 
 
-async def _list(client: Asked, options: argparse.Namespace) -> int:
-    params = {"limit": options.limit, "status": options.status}
-    page = await client.request("loop/list", params)
-    if options.json:
-        print_json(page)
-        return 0
-    console = Console()
-    for run in page["runs"]:
-        console.print(head_line(run), soft_wrap=True)
-    return 0
-
-
-async def _show(client: Asked, options: argparse.Namespace) -> int:
-    head = (await client.request("loop/snapshot", {"runId": options.run}))["head"]
-    print_json(head)
-    return 0
-
-
-async def _report(client: Asked, options: argparse.Namespace) -> int:
-    generations: list[dict[str, Any]] = []
-    after: int | None = -1
-    while after is not None:
-        page = await client.request(
-            "loop/report", {"runId": options.run, "after": after, "limit": PAGE}
-        )
-        generations += page["generations"]
-        after = page["nextAfter"]
-    print_report(page["run"], generations, options.form)
-    return 0
-
-
-async def _control(client: Asked, options: argparse.Namespace) -> int:
-    params = {"runId": options.run, "reason": options.reason}
-    run = (await client.request(f"loop/{options.command}", params))["run"]
-    if options.json:
-        print_json(run)
-    else:
-        Console().print(head_line(run), soft_wrap=True)
-    return 0
-
-
 def _submission(file: Path) -> dict[str, Any] | None:
     """Read `{config, step, apply?, rollback?}` in wire names; None without such a file."""
     if not file.is_file():
@@ -203,7 +176,13 @@ def _submission(file: Path) -> dict[str, Any] | None:
     return read
 
 
-WORK = {"list": _list, "show": _show, "report": _report}
+WORK = {
+    "list": cli_loop_read.list_runs,
+    "show": cli_loop_read.show,
+    "report": cli_loop_read.report,
+    "watch": cli_loop_read.watch,
+    "fork": cli_loop_read.fork,
+}
 STORE_ONLY = {
     "export": cli_loop_store.export,
     "import": cli_loop_store.take_in,

@@ -3,39 +3,33 @@
 import argparse
 import asyncio
 import contextlib
-import os
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from rich.console import Console
 
 from rlm_protocol import loop as wire
-from rlm_protocol.errors import LeaseHeld, LeaseLost, RlmError
-from rlm_protocol.loop_records import StepFailed
+from rlm_protocol.errors import RlmError
 
-from ..loops.kernel import LoopKernel
 from ..loops.moving import export_run, import_run
-from ..loops.program import LoopProgram, load_program
-from ..loops.report import LoopGeneration, read_report
-from ..loops.stores.base import ControlAction, RunRow, RunStore
-from ..loops.stores.open import open_store
-from ..loops.wire import generation_of, run_of
-from . import interruptible
+from ..loops.report import read_page
+from ..loops.stores.base import ControlAction, RunReader, RunStore
+from ..loops.stores.open import open_runs, open_store
+from ..loops.submission import fork_run
+from ..loops.wire import report_of, run_of
 from .cli_client import INTERRUPTED, print_json
 from .launch import say_error
-from .loop_view import LoopView, head_line, print_report
+from .loop_view import head_line
 
 PROGRAM = "rlm-host loop"
-GOES_ON = "What was recorded is kept; the same command goes on with the run."
 UNCHANGED = "Nothing was changed."
-WAIT_S = 0.5
 DAY_MS = 86_400_000
 PRUNED_AT_ONCE = 100
+S = TypeVar("S", bound=RunReader)
 
 
 class Asked(Protocol):
@@ -48,59 +42,55 @@ class Asked(Protocol):
 class StoreRuns:
     """Answers from a store, as a host would, what needs nobody to work on a run."""
 
-    def __init__(self, store: RunStore) -> None:
+    def __init__(self, store: RunReader) -> None:
         self._store = store
 
     async def request(self, method: str, params: Any) -> Any:
         """See `Asked`."""
-        answer: msgspec.Struct
+        return msgspec.to_builtins(self._answer(method, params))
+
+    def _answer(self, method: str, params: Any) -> msgspec.Struct:
+        store, run_id = self._store, params.get("runId", "")
         match method:
             case "loop/list":
-                page = self._store.list(status=params["status"], limit=params["limit"])
+                page = store.list(status=params["status"], limit=params["limit"])
                 runs = tuple(map(run_of, page.runs))
-                answer = wire.LoopListResult(runs=runs, next_cursor=page.cursor)
+                return wire.LoopListResult(runs=runs, next_cursor=page.cursor)
             case "loop/snapshot":
-                head = self._store.head(params["runId"]).head
-                answer = wire.LoopSnapshotResult(head=msgspec.to_builtins(head))
+                return wire.LoopSnapshotResult(head=msgspec.to_builtins(store.head(run_id).head))
             case "loop/report":
-                answer = _report(self._store, params["runId"])
-            case _:
-                action: ControlAction = method.removeprefix("loop/")  # type: ignore[assignment]
-                reason = params["reason"] or CONTROL_REASONS[action]
-                answer = wire.RunResult(
-                    run=run_of(self._store.request(params["runId"], action, reason))
-                )
-        return msgspec.to_builtins(answer)
+                after, limit = params["after"], params["limit"]
+                return report_of(read_page(store, run_id, after=after, limit=limit))
+            case "loop/fork":
+                generation, child = params["generation"], params["newRunId"]
+                child = fork_run(store, run_id, generation, code=Path.cwd(), new_run_id=child)
+                return wire.RunResult(run=run_of(store.head(child)))
+        action: ControlAction = method.removeprefix("loop/")  # type: ignore[assignment]
+        reason = params["reason"] or CONTROL_REASONS[action]
+        return wire.RunResult(run=run_of(store.request(run_id, action, reason)))
 
 
 CONTROL_REASONS = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
-def _report(store: RunStore, run_id: str) -> wire.LoopReportResult:
-    report = read_report(store, run_id)
-    return wire.LoopReportResult(
-        run=run_of(store.head(run_id)), generations=tuple(map(generation_of, report.generations))
-    )
-
-
-def with_store(url: str, work: Callable[[Asked], Awaitable[int]]) -> int:
+def with_store(url: str, work: Callable[[Asked], Awaitable[int]], *, kept: str = UNCHANGED) -> int:
     """Let `work` ask a store; give the exit code. An error is one line on stderr and code 1."""
 
-    async def main(store: RunStore) -> int:
+    async def main(store: RunReader) -> int:
         return await work(StoreRuns(store))
 
-    return _on_store(url, lambda store: asyncio.run(main(store)))
+    return _on_store(open_runs, url, lambda store: asyncio.run(main(store)), kept)
 
 
 def export(options: argparse.Namespace) -> int:
     """Write a run to stdout. What was cut off is refused by `loop import`."""
 
-    def work(store: RunStore) -> int:
+    def work(store: RunReader) -> int:
         for line in export_run(store, options.run):
             sys.stdout.buffer.write(line)
         return 0
 
-    return _on_store(options.store, work)
+    return _on_store(open_runs, options.store, work)
 
 
 def take_in(options: argparse.Namespace) -> int:
@@ -114,7 +104,7 @@ def take_in(options: argparse.Namespace) -> int:
             Console().print(head_line(run), soft_wrap=True)
         return 0
 
-    return _on_store(options.store, work)
+    return _on_store(open_store, options.store, work)
 
 
 def prune(options: argparse.Namespace) -> int:
@@ -131,98 +121,25 @@ def prune(options: argparse.Namespace) -> int:
             sys.stdout.write(f"{deleted} runs deleted\n")
         return 0
 
-    return _on_store(options.store, work, "Runs that were not deleted are kept.")
+    return _on_store(open_store, options.store, work, "Runs that were not deleted are kept.")
 
 
-def _on_store(url: str, work: Callable[[RunStore], int], kept: str = UNCHANGED) -> int:
+def _on_store(
+    open_url: Callable[[str], S], url: str, work: Callable[[S], int], kept: str = UNCHANGED
+) -> int:
     try:
-        with contextlib.closing(open_store(url)) as store:
+        with contextlib.closing(open_url(url)) as store:
             return work(store)
     except (RlmError, OSError) as why:
         if isinstance(why, BrokenPipeError):
             raise
         say_error(PROGRAM, why, kept)
     except KeyboardInterrupt:
-        return _say_interrupted()
+        return say_interrupted(kept)
     return 1
 
 
-def _say_interrupted() -> int:
-    sys.stderr.write(f"{PROGRAM}: stopped. What was done is kept.\n")
+def say_interrupted(kept: str) -> int:
+    """Tell a person in one line; give the exit code."""
+    sys.stderr.write(f"\n{PROGRAM}: stopped. {kept}\n")
     return INTERRUPTED
-
-
-# --- a run of a Python file -----------------------------------------------------------------------
-
-
-def run_file(options: argparse.Namespace) -> int:
-    """Work on the run of a Python file until it ends; 1 when it has failed or must be left."""
-    kept, stdout = UNCHANGED, sys.stdout
-    try:
-        # A program's own prints must not get between the lines that another one reads.
-        with contextlib.redirect_stdout(sys.stderr if options.form else stdout):
-            program = load_program(Path(options.what))
-            with contextlib.closing(open_store(options.store)) as store:
-                run_id = LoopKernel(store, program.config).submit(options.run or program.run_id)
-                kept = GOES_ON
-                code = interruptible.run(_work(store, run_id, program, options))
-                with contextlib.redirect_stdout(stdout):
-                    shown = msgspec.to_builtins(_report(store, run_id))
-                    print_report(shown["run"], shown["generations"], options.form)
-                return code
-    except (RlmError, OSError) as why:
-        say_error(PROGRAM, why, kept)
-        return 1
-    except interruptible.Stopped as stopped:
-        return interruptible.say_stopped(PROGRAM, stopped)
-    except KeyboardInterrupt:  # before or after the work: the file is being loaded, or reported
-        return _say_interrupted()
-
-
-async def _work(
-    store: RunStore, run_id: str, program: LoopProgram, options: argparse.Namespace
-) -> int:
-    with LoopView(Console(), program.config.max_generations) as view:
-
-        def tell(row: RunRow, generation: LoopGeneration) -> None:
-            view.generation(
-                msgspec.to_builtins(generation_of(generation)), msgspec.to_builtins(run_of(row))
-            )
-
-        kernel = LoopKernel(
-            store,
-            None,
-            gates=program.gates,
-            on_generation=tell,
-            lease_ms=round(options.lease_s * 1000),
-        )
-        worker = options.worker or f"{socket.gethostname()} {os.getpid()}"
-        view.say(f"run {run_id}, worker {worker}")
-        report = None
-        said = ""
-        while report is None:
-            try:
-                report = await kernel.arun(
-                    run_id, worker, program.step, apply=program.apply, rollback=program.rollback
-                )
-            except (LeaseHeld, LeaseLost) as why:
-                if why.message != said:
-                    view.say(f"{why.message} Waiting for it.")
-                said = why.message
-                await asyncio.sleep(WAIT_S)
-    if report.status in ("running", "failed"):
-        sys.stderr.write(f"{PROGRAM}: {_failure(store, run_id)}\n")
-        return 1
-    return 0
-
-
-def _failure(store: RunStore, run_id: str) -> str:
-    """Say why a run was left, or has failed: its last events tell."""
-    row = store.head(run_id)
-    last = store.events(run_id, after=max(0, row.seq - 2))
-    why = next((e.event for e in reversed(last) if isinstance(e.event, StepFailed)), None)
-    said = f"The run has failed: {row.reason}."
-    if why is not None:
-        message = " ".join(why.message.split()).rstrip(".")
-        said = f"{why.phase} of generation {why.generation} failed: {why.error}: {message}."
-    return f"{said} {GOES_ON}" if row.status == "running" else said

@@ -1,4 +1,4 @@
-"""How loops look: lines and tables for people, JSON and CSV for programs, all of wire data."""
+"""How loops look, all of wire data: lines, tables, a plot for people, JSON, CSV for programs."""
 
 import csv
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -15,15 +15,32 @@ from rich.text import Text
 from rlm_protocol.loop import LoopGeneration
 
 from .cli_client import print_json
+from .loop_page import page_of
+from .loop_plot import LiveReward, RewardPlot
 
 SHOWN = 12
 """Generations that are seen while a run goes on."""
+PLOT_LINES = 8
+COLUMNS = (
+    # heading, and the narrowest console that it is shown in
+    ("gen", 0),
+    ("artifact", 60),
+    ("reward", 0),
+    ("gain", 80),
+    ("cost", 80),
+    ("decision", 0),
+    ("reason", 40),
+    ("applied", 80),
+)
 
 
-def print_report(run: dict[str, Any], generations: list[dict[str, Any]], form: str | None) -> None:
-    """Print a whole run as `json`, as `csv` (its generations alone), or as a table."""
+def print_report(report: dict[str, Any], form: str | None) -> None:
+    """Print a whole run as `json`, `html`, `csv` (its generations alone), or a table and a plot."""
+    run, generations = report["run"], report["generations"]
     if form == "json":
-        print_json({"run": run, "generations": generations})
+        print_json(report)
+    elif form == "html":
+        sys.stdout.write(page_of(report))
     elif form == "csv":
         columns = [field.encode_name for field in msgspec.structs.fields(LoopGeneration)]
         writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
@@ -31,7 +48,8 @@ def print_report(run: dict[str, Any], generations: list[dict[str, Any]], form: s
         writer.writerows({name: _cell(value) for name, value in one.items()} for one in generations)
     else:
         console = Console()
-        console.print(generation_table(generations))
+        console.print(generation_table(generations, console.width))
+        console.print(_drawn(console, plot_of(generations)), end="")
         console.print(head_line(run), soft_wrap=True)
 
 
@@ -39,13 +57,31 @@ def _cell(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def generation_table(generations: Sequence[dict[str, Any]]) -> Table:
-    """Give a row for each generation."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("gen", "artifact", "reward", "gain", "cost", "decision", "reason", "applied"):
-        table.add_column(heading)
+def plot_of(generations: Sequence[dict[str, Any]]) -> RewardPlot:
+    """Give the plot of a whole run."""
+    plot, live = RewardPlot(), LiveReward()
     for one in generations:
-        table.add_row(
+        plot.add(one, live.after(one))
+    return plot
+
+
+def _drawn(console: Console, plot: RewardPlot) -> Text:
+    if len(plot) < 2:
+        return Text()
+    options = console.options
+    lines = plot.lines(options.max_width, PLOT_LINES, ascii_only=options.ascii_only)
+    return Text("".join(f"{line}\n" for line in lines), no_wrap=True, style="cyan")
+
+
+def generation_table(generations: Sequence[dict[str, Any]], width: int) -> Table:
+    """Give a row for each generation, with the columns that so many characters have room for."""
+    table = Table(box=None, pad_edge=False)
+    shown = [narrowest <= width for _, narrowest in COLUMNS]
+    for heading, narrowest in COLUMNS:
+        if narrowest <= width:
+            table.add_column(heading, overflow="fold")
+    for one in generations:
+        cells = (
             str(one["generation"]),
             Text(str(one["artifactId"] or "")),
             *(number(one[field]) for field in ("reward", "gain", "cost")),
@@ -53,6 +89,7 @@ def generation_table(generations: Sequence[dict[str, Any]]) -> Table:
             Text(one["reason"]),
             "yes" if one["applied"] else "",
         )
+        table.add_row(*(cell for cell, seen in zip(cells, shown, strict=True) if seen))
     return table
 
 
@@ -80,18 +117,19 @@ def number(value: float | str | None) -> str:
 
 class LoopView:
     """
-    A run while it goes on: a table that moves in a terminal, elsewhere a line per generation.
+    A run while it goes on: a table and a plot that move in a terminal, elsewhere a line per
+    generation.
 
     Owns the lower end of the console for the length of its block; what others print stands above.
     """
 
-    def __init__(self, console: Console, max_generations: int) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._max = max_generations
         self._recent: list[dict[str, Any]] = []
-        self._spinner = Spinner("dots")
+        self._plot = RewardPlot()
+        self._spinner = Spinner("line" if console.options.ascii_only else "dots")
         self._live = Live(console=console, transient=True, get_renderable=self._seen)
-        self._moving = console.is_terminal
+        self._moving = console.is_terminal and not console.is_dumb_terminal
 
     def __enter__(self) -> "LoopView":
         if self._moving:
@@ -105,15 +143,24 @@ class LoopView:
         """Tell something beside the generations."""
         self._console.print(Text(text, style="dim"), soft_wrap=True)
 
-    def generation(self, generation: dict[str, Any], run: dict[str, Any]) -> None:
-        """Show one that has been recorded, and how the run stands after it."""
+    def generation(self, generation: dict[str, Any], best: float | str | None) -> None:
+        """Show one that has been recorded, and the best reward after it."""
         if not self._moving:
             self._console.print(generation_line(generation), soft_wrap=True)
-            return
         self._recent = [*self._recent, generation][-SHOWN:]
-        said = head_line(run).append(f"  of at most {self._max}, cost {number(run['cost'])}")
-        self._spinner.update(text=said)
+        self._plot.add(generation, best)
+
+    def run(self, run: dict[str, Any]) -> None:
+        """Show how the run stands."""
+        most = "" if run["maxGenerations"] is None else f" of at most {run['maxGenerations']}"
+        self._spinner.update(text=head_line(run).append(f"{most}, cost {number(run['cost'])}"))
+
+    def last(self) -> RenderableType:
+        """Give what is worth keeping on the console when the run has ended."""
+        room = self._console.height - PLOT_LINES - 3
+        recent = self._recent[-room:] if room > 0 else []
+        table = [generation_table(recent, self._console.width)] if recent else []
+        return Group(*table, _drawn(self._console, self._plot))
 
     def _seen(self) -> Group:
-        table = [generation_table(self._recent)] if self._recent else []
-        return Group(*table, self._spinner)
+        return Group(self.last(), self._spinner)

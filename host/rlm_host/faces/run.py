@@ -57,9 +57,11 @@ async def run(
     """
     settings = ("--config", str(options.config.absolute())) if options.config else ()
     async with HostClient.spawn(arguments=settings) as client:
-        params = {"cwd": str(options.cwd.absolute()), "model": options.model}
+        params: dict[str, Any] = {"cwd": str(options.cwd.absolute()), "model": options.model}
         if options.thinking:
             params["thinking"] = options.thinking
+        if recipe := _recipe(options):
+            params["options"] = {"recipe": recipe}
         created = await client.request("session/create", {**params, "ephemeral": options.ephemeral})
         watched.session = created["session"]
         session_id = watched.session["id"]
@@ -78,6 +80,17 @@ async def run(
                 stopping.cancel()
                 await watching
                 watched.usage = await client.request("usage/read", {"sessionId": session_id})
+
+
+def _recipe(options: argparse.Namespace) -> dict[str, Any]:
+    """Give the kernel's recipe: what was named, and nothing of the rest."""
+    named = {
+        "python": options.python,
+        "sandbox": options.sandbox,
+        "network": options.network or None,
+        "memoryBytes": options.memory_bytes,
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 async def _watch(events: Any, watched: Watched, view: TerminalView | None) -> None:
@@ -115,6 +128,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", required=True, metavar="PROVIDER/MODEL")
     parser.add_argument("--cwd", type=Path, default=Path(), help="the workspace; default: here")
     parser.add_argument("--thinking", help="off, minimal, low, medium, high, xhigh or max")
+    parser.add_argument("--python", help="the interpreter of cells, or a virtual environment")
+    parser.add_argument("--sandbox", choices=["workspace"], help="run cells in it, or none")
+    parser.add_argument("--network", action="store_true", help="let the sandbox reach the network")
+    parser.add_argument("--memory-bytes", type=int, metavar="N", help="limit of a kernel's memory")
     parser.add_argument("--ephemeral", action="store_true", help="keep nothing")
     parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.toml")
     parser.add_argument("--json", action="store_true", help="print notifications as JSON lines")

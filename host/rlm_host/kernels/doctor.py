@@ -71,7 +71,7 @@ async def install(host: KernelHost, cwd: Path, python: str | None = None) -> Pat
 
 async def doctor(host: KernelHost, cwd: Path) -> list[Finding]:
     """Say which kernel a session in `cwd` would get, and how well this machine keeps processes."""
-    findings = [_ownership()]
+    findings = [_ownership(host), await _sandbox(host, cwd)]
     choice = choose(Recipe(), cwd, host.environ, host.python)
     if choice.source is Source.MANAGED:
         findings += await asyncio.to_thread(_managed, host)
@@ -81,11 +81,13 @@ async def doctor(host: KernelHost, cwd: Path) -> list[Finding]:
     return findings
 
 
-def _ownership() -> Finding:
+def _ownership(host: KernelHost) -> Finding:
     wanting = {"/proc": facts.has_proc(), "a subreaper": facts.can_adopt()}
     absent = [name for name, there in wanting.items() if not there]
     if not absent:
-        return Finding(level="ok", subject="processes", text="kernels end as whole trees (guard)")
+        level = "template and guard" if host.templates is not None else "guard"
+        text = f"kernels end as whole trees ({level})"
+        return Finding(level="ok", subject="processes", text=text)
     return Finding(
         level="warning",
         subject="processes",
@@ -94,10 +96,25 @@ def _ownership() -> Finding:
     )
 
 
+async def _sandbox(host: KernelHost, cwd: Path) -> Finding:
+    try:
+        program = await host.bubblewrap.find(host.environ, cwd, host.processes)
+    except KernelUnavailable as why:
+        wanted = host.defaults.sandbox is not None
+        return Finding(
+            level="error" if wanted else "note",
+            subject="sandbox",
+            text="cannot be had here" + (": no kernel starts, as configured" if wanted else ""),
+            help=f"{why.data.get('why') or ''} Install bubblewrap, allow user namespaces.".strip(),
+        )
+    return Finding(level="ok", subject="sandbox", text=f"{program} makes one when it is asked for")
+
+
 async def _look(host: KernelHost, cwd: Path, choice: Choice, recipe: Recipe) -> Interpreter:
+    recipe = recipe.completed(host.defaults)
     session = SessionFacts(recipe=recipe, cwd=cwd, session_dir=cwd, depth=0, max_depth=0)
     variables = kernel_variables(host.environ, session)
-    return await resolve(host, choice, variables, recipe.launcher, cwd)
+    return (await resolve(host, session, choice, variables)).interpreter
 
 
 async def _named(host: KernelHost, cwd: Path, choice: Choice) -> list[Finding]:

@@ -11,6 +11,7 @@ import msgspec
 from rlm_protocol.errors import ConfigInvalid, KernelUnavailable
 
 from ..clock import Clock
+from ..processes import facts
 from ..processes.spawn import Processes
 from ..processes.templates import Templates
 from . import wheel
@@ -18,7 +19,8 @@ from .client import Launch, Waits
 from .interpreters import Interpreter, Interpreters
 from .managed import ensure_managed
 from .overlay import ensure_overlay, missing
-from .recipe import Choice, SessionFacts, Source, choose
+from .recipe import Choice, Recipe, SessionFacts, Source, choose
+from .sandbox import TEMPORARY, Bubblewrap, View, arguments, family_folder, interpreter_folders
 
 PASSED_ON = re.compile(r"PATH|HOME|LANG|LC_.*|TZ|TERM|TMPDIR")
 """All that a kernel sees of the host's environment: never a provider's key."""
@@ -44,7 +46,21 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     """Requirements of managed environments besides the runtime (setting `kernel.packages`)."""
     snapshot_after_ms: int = 1_500
     """Quiet time after a cell until the namespace is saved."""
+    defaults: Recipe = Recipe()
+    """The user's settings, for what a session's recipe leaves open."""
     interpreters: Interpreters = msgspec.field(default_factory=Interpreters)
+    bubblewrap: Bubblewrap = msgspec.field(default_factory=Bubblewrap)
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The interpreter of a session, and the argv that its own is appended to."""
+
+    interpreter: Interpreter
+    launcher: tuple[str, ...] = ()
+    """A launcher of the user's own."""
+    bubblewrap: str | None = None
+    view: View | None = None
+    """What the sandbox shows so far: enough to start the interpreter."""
 
 
 async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
@@ -52,20 +68,24 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
     Decide how this session's kernel is started, and make what it needs.
 
     Raises:
-        KernelUnavailable: the interpreter that is named cannot run a kernel; another one is never
-            taken in its place.
-        ConfigInvalid: the recipe sets a variable that is the host's.
+        KernelUnavailable: the interpreter that is named cannot run a kernel, or the sandbox cannot
+            be had; another one is never taken in its place.
+        ConfigInvalid: the recipe sets a variable that is the host's, or contradicts itself.
     """
-    recipe = session.recipe
-    variables = kernel_variables(host.environ, session)
+    recipe = session.recipe.completed(host.defaults)
+    session = msgspec.structs.replace(session, recipe=recipe)
     choice = choose(recipe, session.cwd, host.environ, host.python)
-    interpreter = await resolve(host, choice, variables, recipe.launcher, session.cwd)
+    variables = kernel_variables(host.environ, session)
+    found = await resolve(host, session, choice, variables)
+    interpreter = found.interpreter
     interpreter.check()
-    runtime = wheel.runtime().version
+    if recipe.memory_bytes is not None and not facts.has_proc():
+        raise KernelUnavailable("This system cannot limit a kernel's memory: it has no /proc.")
+    runtime, overlay = wheel.runtime().version, None
+    start: tuple[str, ...] = ("-P", "-m", "rlm.repl")
     if interpreter.runtime == runtime or (
         interpreter.runtime == CHECKOUT and choice.source is Source.VARIABLE
     ):
-        start: tuple[str, ...] = ("-P", "-m", "rlm.repl")
         runtime = interpreter.runtime
     else:
         overlay = await ensure_overlay(
@@ -74,56 +94,108 @@ async def prepare(host: KernelHost, session: SessionFacts) -> Launch:
             environ=host.environ,
             processes=host.processes,
             clock=host.clock,
+            trusted=found.view is None,
         )
         start = ("-P", str(overlay / "boot.py"), *missing(interpreter))
+    around = await _around(host, session, found, overlay)
     return Launch(
-        argv=(*recipe.launcher, interpreter.executable, *start),
+        argv=(*around, interpreter.executable, *start),
         env={**variables, **_venv_variables(interpreter, variables)},
         cwd=session.cwd,
-        guarded=not recipe.launcher,
-        warm=not recipe.launcher,
+        memory_bytes=recipe.memory_bytes,
+        warm=not around,
         versions=frozenset({runtime}),
     )
 
 
 async def resolve(
-    host: KernelHost,
-    choice: Choice,
-    variables: Mapping[str, str],
-    launcher: tuple[str, ...] = (),
-    cwd: Path = Path("/"),
-) -> Interpreter:
-    """Find out what the chosen interpreter is. Raises KernelUnavailable."""
+    host: KernelHost, session: SessionFacts, choice: Choice, variables: Mapping[str, str]
+) -> Found:
+    """Find out what the chosen interpreter is, inside its launcher. Raises KernelUnavailable."""
+    recipe = session.recipe
+    launcher, view, bubblewrap = recipe.launcher, None, None
     if choice.python is None:
-        python = str(
-            await ensure_managed(
-                home=host.home,
-                environ=host.environ,
-                packages=host.packages,
-                processes=host.processes,
-                clock=host.clock,
-                interpreters=host.interpreters,
-            )
-        )
+        python = await _managed(host)
     else:
-        python = _locate(choice.python, cwd, variables, launched=bool(launcher))
-    return await host.interpreters.look_at(
+        python = _locate(choice.python, session.cwd, variables, launched=bool(launcher))
+    if recipe.sandbox is not None:
+        bubblewrap = await host.bubblewrap.find(host.environ, session.cwd, host.processes)
+        view = View(
+            home=host.home,
+            user_home=Path(variables["HOME"]) if "HOME" in variables else None,
+            workspace=session.cwd,
+            readable=interpreter_folders(Path(python), session.cwd),
+            network=bool(recipe.network),
+        )
+        launcher = (bubblewrap, *arguments(view))
+    interpreter = await host.interpreters.look_at(
         host.processes, python, launcher=launcher, env=variables, packages=wheel.PINNED
     )
+    return Found(
+        interpreter=interpreter,
+        launcher=recipe.launcher,
+        bubblewrap=bubblewrap,
+        view=view,
+    )
+
+
+async def _managed(host: KernelHost) -> str:
+    return str(
+        await ensure_managed(
+            home=host.home,
+            environ=host.environ,
+            packages=host.packages,
+            processes=host.processes,
+            clock=host.clock,
+            interpreters=host.interpreters,
+        )
+    )
+
+
+async def _around(
+    host: KernelHost, session: SessionFacts, found: Found, overlay: Path | None
+) -> tuple[str, ...]:
+    """Give the argv that stands before the interpreter's."""
+    if found.view is None or found.bubblewrap is None:
+        return (*found.launcher, *_handed_over(found.launcher, session))
+    view = msgspec.structs.replace(
+        found.view,
+        readable=(*found.view.readable, *([overlay] if overlay else ())),
+        writable=(await family_folder(session.session_dir),),
+    )
+    return (found.bubblewrap, *arguments(view))
 
 
 def kernel_variables(environ: Mapping[str, str], session: SessionFacts) -> dict[str, str]:
     """Give a kernel's whole environment. Raises ConfigInvalid for variables that are the host's."""
-    ours = sorted(name for name in session.recipe.env if OURS.fullmatch(name))
+    recipe = session.recipe
+    ours = sorted(name for name in recipe.env if OURS.fullmatch(name))
     if ours:
         raise ConfigInvalid("A recipe cannot set variables of the host.", names=ours)
     return {
         **{name: value for name, value in environ.items() if PASSED_ON.fullmatch(name)},
-        **session.recipe.env,
+        **recipe.env,
+        **({"TMPDIR": TEMPORARY} if recipe.sandbox is not None else {}),
+        **_our_variables(session),
+    }
+
+
+def _handed_over(launcher: tuple[str, ...], session: SessionFacts) -> tuple[str, ...]:
+    """Give what carries our own variables, which are no secrets, through a launcher like ssh."""
+    if not launcher:
+        return ()
+    ours = {**_our_variables(session), "RLM_CONTROL": "in-band"}
+    return ("env", *(f"{name}={value}" for name, value in ours.items()))
+
+
+def _our_variables(session: SessionFacts) -> dict[str, str]:
+    memory_bytes = session.recipe.memory_bytes
+    return {
         "RLM_DEPTH": str(session.depth),
         "RLM_MAX_DEPTH": str(session.max_depth),
         "RLM_SESSION_DIR": str(session.session_dir),
         "RLM_SIGINT": "doorbell",
+        **({"RLM_MEMORY_BYTES": str(memory_bytes)} if memory_bytes is not None else {}),
     }
 
 

@@ -31,9 +31,13 @@ async def install_into(
     requirements: Sequence[str],
     environ: Mapping[str, str],
     processes: Processes,
+    *,
+    run: bool = True,
 ) -> None:
     """
     Install requirements for `interpreter`: into the folder `target`, or into its own environment.
+
+    Without `run`, wheels for its version are unpacked and the interpreter itself is not started.
 
     Raises KernelUnavailable, with the command that helps, when there is no uv or no network.
     """
@@ -46,7 +50,11 @@ async def install_into(
             requirements=list(requirements),
         )
     place = ["--target", str(target), "--no-deps"] if target is not None else []
-    argv = [uv, "pip", "install", "--quiet", "--python", interpreter.executable, *place]
+    python = ["--python", interpreter.executable]
+    if not run:
+        version = ".".join(map(str, interpreter.version[:2]))
+        python = ["--python", sys.executable, "--python-version", version, "--only-binary", ":all:"]
+    argv = [uv, "pip", "install", "--quiet", *python, *place]
     try:
         done = await run_command(
             processes,

@@ -6,6 +6,7 @@ serves interpreters that have a msgspec of their own. Made once, works offline a
 """
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from .interpreters import Interpreter
 LOWEST = {"msgspec": "0.20", "dill": "0.4", "cloudpickle": "3.1"}
 """Oldest version that a kernel takes from the user's environment; the newest is the host's own."""
 PURE = "pure"
+UNTRUSTED = "-sandboxed"
 
 
 def missing(interpreter: Interpreter) -> tuple[str, ...]:
@@ -45,16 +47,21 @@ async def ensure_overlay(
     environ: Mapping[str, str],
     processes: Processes,
     clock: Clock,
+    trusted: bool = True,
 ) -> Path:
     """
     Give the overlay folder for `interpreter`; make it when there is none.
+
+    An interpreter that is not `trusted` is not run for it, and what it says of itself decides
+    nothing for others: those that must stay in a sandbox have folders of their own.
 
     Raises KernelUnavailable when a compiled requirement cannot be had for this ABI.
     """
     packed = wheel.runtime()
     compiled = "msgspec" in missing(interpreter)
     abi = interpreter.abi if compiled else PURE
-    folder = paths.overlays(home) / f"{paths.stored_name(abi)}-{packed.digest}"
+    kind = "" if trusted else UNTRUSTED
+    folder = paths.overlays(home) / f"{paths.stored_name(abi)}{kind}-{packed.digest}"
 
     def finished() -> bool:
         return read_marker(folder) is not None
@@ -67,8 +74,13 @@ async def ensure_overlay(
         await asyncio.to_thread(_lay_out, folder)
         if compiled and not await asyncio.to_thread(_copy_compiled, folder, interpreter):
             requirement = f"msgspec=={packed.pins['msgspec']}"
-            await install_into(folder / "packages", interpreter, [requirement], environ, processes)
-        await compile_all(interpreter.executable, folder, processes)
+            await install_into(
+                folder / "packages", interpreter, [requirement], environ, processes, run=trusted
+            )
+        if trusted:
+            await compile_all(interpreter.executable, folder, processes)
+        elif interpreter.abi == distributions.own_abi():
+            await compile_all(sys.executable, folder, processes)
         marker = Marker(
             runtime=packed.version,
             python=interpreter.executable,

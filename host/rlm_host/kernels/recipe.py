@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from enum import StrEnum, auto
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+
+from rlm_protocol.errors import ConfigInvalid
+from rlm_protocol.limits import KERNEL_MEMORY_MIN_BYTES, MIB
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,13 +17,46 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `python` names an interpreter, or the folder of a virtual environment (absolute, relative to the
     session's folder, or a program on the PATH); None lets the host choose. `launcher` is an argv
-    that the interpreter's argv is appended to (`bwrap …`). `env` adds variables; a journal keeps
-    their names only, never their values.
+    that the interpreter's argv is appended to (`docker run -i …`). `sandbox` names a launcher of
+    ours (sandbox.py), and `network` opens it to the network. `memory_bytes` limits what the
+    kernel's processes may use together. `env` adds variables; a journal keeps their names only,
+    never their values.
     """
 
     python: str | None = None
     launcher: tuple[str, ...] = ()
+    sandbox: Literal["workspace"] | None = None
+    network: bool | None = None
+    memory_bytes: int | None = None
     env: dict[str, str] = {}
+
+    def completed(self, defaults: "Recipe") -> "Recipe":
+        """
+        Give the recipe with the user's settings where it says nothing; of `python`, see `choose`.
+
+        Raises ConfigInvalid for what contradicts itself, before anything is started: whoever asked
+        for a sandbox or a limit never gets a kernel without it.
+        """
+        whole = msgspec.structs.replace(
+            self,
+            sandbox=self.sandbox or defaults.sandbox,
+            network=self.network if self.network is not None else defaults.network,
+            memory_bytes=self.memory_bytes or defaults.memory_bytes,
+        )
+        if whole.sandbox is not None and whole.launcher:
+            raise ConfigInvalid(
+                "A kernel starts in a sandbox or by a launcher of its own; name one of the two.",
+                sandbox=whole.sandbox,
+                launcher=list(whole.launcher),
+            )
+        if whole.network is False and whole.sandbox is None:
+            raise ConfigInvalid("Only a sandbox can keep a kernel off the network; name one.")
+        if whole.memory_bytes is not None and whole.memory_bytes < KERNEL_MEMORY_MIN_BYTES:
+            raise ConfigInvalid(
+                f"A kernel needs {KERNEL_MEMORY_MIN_BYTES // MIB} MiB of memory.",
+                memory_bytes=whole.memory_bytes,
+            )
+        return whole
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):

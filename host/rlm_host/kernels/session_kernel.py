@@ -11,8 +11,9 @@ from typing import Self
 import msgspec
 
 from rlm_protocol import kernel
-from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied, RlmError
+from rlm_protocol.errors import InvalidParams, KernelBusy, KernelDied
 from rlm_protocol.limits import CELLS_QUEUED, INSPECT_MS
+from rlm_protocol.repl import SnapshotInfo
 
 from ..paths import check_id
 from ..processes.pipes import to_the_end
@@ -30,19 +31,25 @@ from .cell import (
     Revival,
     SnapshotReport,
 )
-from .client import Kernel, Question, open_kernel
+from .client import Kernel, Question
 from .environment import KernelHost, prepare
 from .lifecycle import State
+from .opening import open_kernel
 from .recipe import Recipe, SessionFacts
+from .saving import Saving
 from .slot import KernelSlot
 from .snapshots import SnapshotStore
 from .worker import Worker, settle
 
-YIELD_MS = 1_000
-"""A session that closes gives its running cell this long, then kills it."""
+YIELD_MS = 800
+"""A session that closes or is stopped gives its running cell this long, then kills it."""
 LAST_SAVE_MS = 5_000
 DIED = (
     "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
+)
+OUT_OF_MEMORY = (
+    "The kernel was ended in this cell: its processes held more memory than there is, or than its "
+    "limit. The next cell starts another, with the last snapshot's names."
 )
 log = logging.getLogger(__name__)
 
@@ -106,7 +113,6 @@ class SessionKernel:
         self._host_requests = host_requests
         self._on_background = on_background
         self._on_status = on_status
-        self._on_saved = on_saved
         store = SnapshotStore(host.home, session_dir) if persistent else None
         self._slot = KernelSlot(self._open, store, bootstrap)
         self._told_status = KernelStatus.ABSENT
@@ -114,10 +120,13 @@ class SessionKernel:
         self._worker = Worker(self._between, self._end)
         self._cells: dict[str, _Cell] = {}
         self._running: _Cell | None = None
-        self._quiet: asyncio.Task[None] | None = None
-        self._unsaved = False
-        self._last_cell_ms = 0
-        self._last_cell_id: str | None = None
+        self._saving = Saving(
+            self._slot,
+            self._worker,
+            clock=host.clock,
+            after_ms=host.snapshot_after_ms,
+            on_saved=on_saved,
+        )
         self._ending: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -190,6 +199,28 @@ class SessionKernel:
         self._interrupt(cell)
         return True
 
+    async def stop(self) -> None:
+        """
+        End every cell, running or waiting, and the tasks and commands that cells left running.
+
+        What does not yield in `YIELD_MS` is killed with the process; the last snapshot is kept.
+        """
+        ending = [cell.future for cell in self._cells.values() if cell.future is not None]
+        for cell in list(self._cells.values()):
+            self._interrupt(cell)
+        if ending:
+            _, stuck = await asyncio.wait(ending, timeout=YIELD_MS / 1000)
+            if stuck:
+                self.kill()
+                return
+        if self._slot.live is not None:
+            # A snapshot that is just being written is waited for.
+            limit_ms = LAST_SAVE_MS if self._worker.running else YIELD_MS
+            stopping = self._worker.put(self._slot.stop_background, first=True)
+            _, hanging = await asyncio.wait([stopping], timeout=limit_ms / 1000)
+            if hanging:
+                self.kill()
+
     # --- questions --------------------------------------------------------------------------------
 
     async def names(self, *, detail: bool = False) -> Names:
@@ -248,16 +279,34 @@ class SessionKernel:
             SnapshotFailed: nothing was saved; the last snapshot is as it was.
             KernelDied: the process ended over it.
         """
-        return await self._worker.put(lambda: self._save(prune_oversized))
+        return await self._worker.put(lambda: self._saving.now(prune_oversized=prune_oversized))
 
     async def save_unsaved(self) -> None:
         """Save what is newer than the last snapshot, behind cells that run or wait."""
-        if self._unsaved:
-            await self._worker.put(self._save_quietly)
+        await self._saving.unsaved()
 
-    async def restore(self) -> Revival:
+    async def unload(self) -> bool:
         """
-        Load the last snapshot over the namespace, behind cells that run or wait.
+        Save the namespace and end the process, if nothing is lost by it: the next cell starts one.
+
+        It stays while something that a cell began goes on (a thread, a task, a process, a request),
+        when a name cannot be saved, and when no snapshot is kept. Tells whether there is none now.
+
+        Raises SnapshotFailed, KernelDied.
+        """
+        if self.status is KernelStatus.ABSENT:
+            return True
+        ended = await self._worker.put(self._saving.unload)
+        self._tell_status()
+        return ended
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give the snapshots on disk, the newest first. Raises OSError."""
+        return await self._slot.snapshots()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
+        """
+        Load the last snapshot, or the named one, behind cells that run or wait.
 
         Raises:
             SnapshotUntrusted: this host has not written it.
@@ -265,7 +314,7 @@ class SessionKernel:
             KernelDied: the process ended over it.
             KernelUnavailable: no kernel can be started.
         """
-        return await self._worker.put(self._slot.restore)
+        return await self._worker.put(lambda: self._slot.restore(snapshot_id))
 
     async def restart(self, *, restore: bool) -> Revival | None:
         """
@@ -297,9 +346,10 @@ class SessionKernel:
         """
         End everything; afterwards no process of this kernel lives. Never raises for the kernel.
 
-        Waiting cells fail with SessionClosed. The running one is interrupted and killed after 1 s.
-        With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). A
-        host that must exit calls `kill()` first.
+        Waiting cells fail with SessionClosed. The running one is interrupted, and killed after
+        `YIELD_MS`.
+        With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). Who
+        must exit calls `kill()` first.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._close(snapshot))
@@ -340,18 +390,19 @@ class SessionKernel:
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
             if not cell.silent:
-                self._last_cell_id = cell.id
+                self._saving.last_cell_id = cell.id
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed
             if not (cell.interrupted or killed):
-                raise KernelDied(DIED, **why.data) from None
+                message = OUT_OF_MEMORY if why.data.get("reason") == "oom" else DIED
+                raise KernelDied(message, **why.data) from None
             cell.interrupted, error = True, None
         finally:
             self._running = None
         stopped = cell.interrupted and result is None and (error is None or _is_interrupt(error))
         if error is None and not stopped:
-            self._save_soon()
+            self._saving.soon()
         revival, self._told_revival = self._slot.revival, self._slot.revival
         return CellOutcome(
             cell_id=cell.id,
@@ -403,38 +454,6 @@ class SessionKernel:
             if self._on_status is not None:
                 self._on_status(status)
 
-    # --- saving -----------------------------------------------------------------------------------
-
-    def _save_soon(self) -> None:
-        self._unsaved = True
-        self._last_cell_ms = self._host.clock.monotonic_ms()
-        if self._quiet is None or self._quiet.done():
-            self._quiet = asyncio.create_task(self._save_when_quiet())
-
-    async def _save_when_quiet(self) -> None:
-        clock, wait_ms = self._host.clock, self._host.snapshot_after_ms
-        while (left_ms := self._last_cell_ms + wait_ms - clock.monotonic_ms()) > 0:
-            await clock.sleep(left_ms)
-        if self._slot.keeps and not self._worker.waiting and self._ending is None:
-            await self._worker.put(self._save_quietly)
-
-    async def _save_quietly(self) -> None:
-        if not (self._unsaved and self._slot.keeps and self._slot.live):
-            return
-        try:
-            await self._save(False)
-        except RlmError as why:
-            log.warning("the kernel's namespace was not saved: %s", why)
-
-    async def _save(self, prune_oversized: bool) -> SnapshotReport:
-        report = msgspec.structs.replace(
-            await self._slot.save(prune_oversized=prune_oversized), cell_id=self._last_cell_id
-        )
-        self._unsaved = False
-        if self._on_saved is not None:
-            await self._on_saved(report)
-        return report
-
     async def _soon(self, live: Kernel, request: Question) -> kernel.Done:
         # A busy kernel answers within INSPECT_MS or not before its cell has ended.
         limit_ms = INSPECT_MS if self._running is not None else 10 * INSPECT_MS
@@ -450,15 +469,14 @@ class SessionKernel:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _close(self, snapshot: bool) -> None:
-        if self._quiet is not None:
-            self._quiet.cancel()
+        self._saving.stop()
         if not self._worker.close():
             return
         if self._running is not None:
             self._interrupt(self._running)
         ended = await self._worker.last(_nothing, limit_ms=YIELD_MS)
         if ended and snapshot:
-            ended = await self._worker.last(self._save_quietly, limit_ms=LAST_SAVE_MS)
+            ended = await self._worker.last(self._saving.quietly, limit_ms=LAST_SAVE_MS)
         if not ended:
             self.kill()
         await self._worker.finish(patience_ms=None if ended else YIELD_MS)

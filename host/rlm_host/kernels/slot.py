@@ -12,8 +12,9 @@ from typing import Literal
 
 from rlm_protocol import kernel
 from rlm_protocol.errors import KernelDied, KernelUnavailable, SnapshotFailed, SnapshotUntrusted
+from rlm_protocol.repl import SnapshotInfo
 
-from .bootstrap import Bootstrap
+from .bootstrap import STOP, Bootstrap
 from .cell import KernelStatus, OutputEvent, Revival, SnapshotReport
 from .client import Kernel
 from .lifecycle import State
@@ -120,15 +121,28 @@ class KernelSlot:
         elif gone is not None:
             self._lost = "killed" if gone.was_killed else "died"
 
-    async def restore(self) -> Revival:
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """Give what is on disk, the newest first. Raises OSError."""
+        return await asyncio.to_thread(self._store.kept) if self._store is not None else ()
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival:
         """
         Load the snapshot into the live process, over what is there.
 
+        An earlier one, named by its id, becomes the last one.
+
         Raises:
             SnapshotUntrusted: this host has not written it.
-            SnapshotFailed: there is none, or it cannot be loaded.
+            SnapshotFailed: there is none, it is not kept any more, or it cannot be loaded.
             KernelDied: the process ended over it.
         """
+        if snapshot_id is not None and self._store is not None:
+            try:
+                kept = await asyncio.to_thread(self._store.adopt, self._store, snapshot_id)
+            except OSError as why:
+                raise SnapshotFailed(why=str(why)) from why
+            if not kept:
+                raise SnapshotFailed("This snapshot is not kept any more.", snapshot=snapshot_id)
         kernel_ = await self.ensure(restore=False)
         self.blocked = None  # the user may have mended it
         revival = await self._load(kernel_, "resumed")
@@ -179,6 +193,13 @@ class KernelSlot:
             unverified=bool(done.unverified),
         )
 
+    async def stop_background(self) -> None:
+        """End what cells left running in the live process; a dead one has left nothing."""
+        if self.live is None:
+            return
+        with contextlib.suppress(KernelDied):
+            await self.live.run(kernel.Execute(id=self.live.new_id(), code=STOP, silent=True))
+
     def drop_snapshot(self) -> None:
         """Delete the snapshot. Raises OSError."""
         if self._store is not None:
@@ -217,6 +238,7 @@ class KernelSlot:
             return Revival(reason=reason, refused=self.blocked)
         if path is None:
             return None
+        await self._bind(kernel_)  # what names are made of may be a skill's
         try:
             async with asyncio.timeout(RESTORE_MS / 1000):
                 done = await kernel_.run(kernel.Restore(id=kernel_.new_id(), path=str(path)))
@@ -237,7 +259,8 @@ class KernelSlot:
             if isinstance(event, kernel.Error):
                 errors.append(event)
 
-        request = kernel.Execute(id=kernel_.new_id(), code=self._bootstrap(), silent=True)
+        code = await asyncio.to_thread(self._bootstrap)
+        request = kernel.Execute(id=kernel_.new_id(), code=code, silent=True)
         done = await kernel_.run(request, on_event=heard)
         if done.status != "ok":
             why = errors[0] if errors else None

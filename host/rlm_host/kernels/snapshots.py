@@ -27,6 +27,7 @@ import msgspec
 from rlm_protocol.errors import SnapshotFailed, SnapshotUntrusted
 from rlm_protocol.framing import UNDECODABLE
 from rlm_protocol.limits import SNAPSHOT_BYTES
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.snapshot import HEADER_BYTES, layout
 
 from .. import paths
@@ -94,6 +95,17 @@ class SnapshotStore:
             else:
                 return False
         return self.commit() == snapshot_id
+
+    def kept(self) -> tuple[SnapshotInfo, ...]:
+        """Give the current snapshot and the earlier ones that are kept, the newest first."""
+        with self._open() as directory:
+            names = {_KEPT_NAME.fullmatch(name): name for name in directory.names()}
+            found = [_info(directory, name, at[1]) for at, name in names.items() if at]
+            if directory.exists(PAYLOAD):
+                current = _info(directory, PAYLOAD, _id(self._mac(directory, PAYLOAD)))
+                found = [one for one in found if one.id != current.id]
+                found.append(msgspec.structs.replace(current, current=True))
+        return tuple(sorted(found, key=lambda one: (one.current, one.taken_at_ms), reverse=True))
 
     def check(self) -> Path | None:
         """
@@ -165,6 +177,14 @@ def _id(mac: str) -> str:
     return mac[:32]
 
 
+def _info(directory: paths.Directory, name: str, snapshot_id: str) -> SnapshotInfo:
+    with directory.opened(name, os.O_RDONLY) as fd:
+        about = os.fstat(fd)
+    return SnapshotInfo(
+        id=snapshot_id, taken_at_ms=about.st_mtime_ns // 1_000_000, size_bytes=about.st_size
+    )
+
+
 def _kept(snapshot_id: str) -> str:
     return f"kernel-state.{snapshot_id}.dill"
 
@@ -176,6 +196,8 @@ def _copy(source: paths.Directory, name: str, target: paths.Directory, new: str)
         open(target.open_file(new, flags), "wb") as file,
     ):
         shutil.copyfileobj(old, file, _READ_BYTES)
+        about = os.fstat(old.fileno())
+        os.utime(file.fileno(), ns=(about.st_atime_ns, about.st_mtime_ns))
         file.flush()
         os.fsync(file.fileno())
 

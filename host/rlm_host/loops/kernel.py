@@ -1,8 +1,6 @@
 """`LoopKernel`: durable loops for those who call it, with or without an event loop."""
 
 import contextlib
-import re
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,10 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
-from rlm_protocol import limits
 from rlm_protocol import loop_records as records
 from rlm_protocol.errors import ConfigInvalid, RlmError
 from rlm_protocol.loop import Provenance
-from rlm_protocol.loop_records import Completed, LoopConfig, Steps, Submitted
+from rlm_protocol.loop_records import Completed, LoopConfig, Steps
 
 from .audit import DecisionLog
 from .calls import StoreThread, adrive, drive
@@ -25,6 +22,7 @@ from .provenance import provenance_of
 from .report import LoopGeneration, LoopReport, read_report, submission
 from .stores.base import LEASE_MS, ControlAction, Lease, RunRow, RunStore
 from .stores.group_commit import Fault, no_fault
+from .submission import fork_run, submit_run
 from .telemetry import RSITelemetry
 from .worker import Surroundings, Work, Worker
 
@@ -111,13 +109,8 @@ class LoopKernel:
             ConfigInvalid: a value of the configuration is missing or out of range. Nothing is kept.
             Conflict: the id belongs to a run with another configuration or other steps.
         """
-        run_id = _checked_id(run_id)
-        checked = check_config(config or self.config)
-        submitted = Submitted(
-            config=checked, seed_root=run_id, steps=steps, provenance=provenance_of(self._code)
-        )
-        self.store.submit(run_id, submitted)
-        return run_id
+        config = config or self.config
+        return submit_run(self.store, config, code=self._code, run_id=run_id, steps=steps)
 
     def run(
         self,
@@ -302,29 +295,15 @@ class LoopKernel:
             ConfigInvalid: a value is out of range, or the parent has not completed the generation.
             RunNotFound, Conflict: of parent and new id.
         """
-        new_run_id = _checked_id(new_run_id)
-        first = submission(self.store, run_id)
-        submitted = msgspec.structs.replace(
-            first,
-            config=check_config(config or first.config),
-            seed_root=new_run_id if reseed else first.seed_root,
-            parent=run_id,
-            forked_at=generation,
-            provenance=provenance_of(self._code),
+        return fork_run(
+            self.store,
+            run_id,
+            generation,
+            code=self._code,
+            new_run_id=new_run_id,
+            config=config,
+            reseed=reseed,
         )
-        self.store.fork(run_id, generation, new_run_id, submitted)
-        return new_run_id
-
-
-def _checked_id(run_id: str | None) -> str:
-    if run_id is None:
-        return secrets.token_hex(16)
-    if not isinstance(run_id, str) or not re.fullmatch(limits.ID_PATTERN, run_id):
-        allowed = "1 to 64 letters, digits, dots, underscores and hyphens"
-        raise ConfigInvalid(
-            f"run_id must be {allowed}.", field="run_id", allowed=allowed, got=repr(run_id)
-        )
-    return run_id
 
 
 def named(gates: Sequence[Callable[..., Any]]) -> list[tuple[str, Callable[..., Any]]]:

@@ -140,6 +140,20 @@ def harden_host() -> bool:
     return prctl(PR_SET_CHILD_SUBREAPER, 1) and hidden
 
 
+def oom_kills() -> int:
+    """Give how many processes the system has killed for want of memory: of our cgroup, or all."""
+    try:
+        cgroup = _read("/proc/self/cgroup").rpartition("0::")[2].splitlines()[0]
+        counters = _read(f"/sys/fs/cgroup{cgroup}/memory.events") or _read("/proc/vmstat")
+    except IndexError:
+        counters = _read("/proc/vmstat")
+    for line in counters.splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.isdecimal():
+            return int(count)
+    return 0
+
+
 def open_pidfd(pid: int) -> int | None:
     """Open a descriptor that becomes readable when a child of ours ends; None without pidfd."""
     try:

@@ -3,8 +3,9 @@ Our end of a guard's control socket.
 
 A guard is the process that stands between the host and what it started: it outlives the kernel,
 ends with the host, and kills the whole tree below it either way. It gets a SOCK_SEQPACKET socket
-through RLM_GUARD_FD and knows three words: `int` (SIGINT to the kernel alone), `term`, `kill` (the
-whole tree). It says `pid N` at the start and `exit CODE` at the end (negative: a signal).
+through RLM_GUARD_FD and knows four words: `int` (SIGINT to the kernel alone), `term`, `kill` (the
+whole tree), and `memory N` (bytes that the tree may hold). It says `pid N` at the start and `exit
+CODE` at the end (negative: a signal), before that `oom` when it has killed the tree for its memory.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ class GuardLink:
         self._loop.add_reader(self._ours, self._readable)
         self.pid: int | None = None
         """The kernel's own pid, once the guard has said it."""
+        self.out_of_memory = False
+        """The guard has ended the tree because it held too much."""
         self.exit_code: int | None = None
         """How the kernel ended. When it is set, the guard has left no process behind."""
 
@@ -45,6 +48,11 @@ class GuardLink:
     def kill(self) -> bool:
         """Ask for the end of the whole tree."""
         return self._tell(b"kill")
+
+    def limit_memory(self, limit_bytes: int) -> None:
+        """Say what the tree may hold. The guard need not have started yet."""
+        with contextlib.suppress(OSError):
+            self._ours.send(b"memory %d" % limit_bytes)
 
     def close(self) -> None:
         """Read what was still said, then close. To a living guard this is the host's death."""
@@ -83,5 +91,7 @@ class GuardLink:
             if word == b"pid":
                 self.pid = int(number)
                 self._on_pid(self.pid)
+            elif word == b"oom":
+                self.out_of_memory = True
             elif word == b"exit":
                 self.exit_code = int(number)

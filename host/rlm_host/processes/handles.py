@@ -34,8 +34,8 @@ class Handle(Protocol):
     def wait(self) -> int:
         """Wait for its end, blocking."""
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal it, and its group where that is known to be its own. No error when it is gone."""
+    def signal(self, number: signal.Signals, *, group: bool = True) -> None:
+        """Signal it, with `group` all of what is known as its own. No error when it is gone."""
 
     async def swept(self, limit_s: float) -> None:
         """Wait until whoever adopts what it has left has ended that; at most `limit_s`."""
@@ -68,12 +68,12 @@ class Spawned:
         """Wait for its end, blocking."""
         return self._popen.wait()
 
-    def signal(self, number: signal.Signals) -> None:
-        """Signal its group."""
+    def signal(self, number: signal.Signals, *, group: bool = True) -> None:
+        """Signal it, or its group."""
         # A reaped leader's number may belong to somebody else by now.
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+                (os.killpg if group else os.kill)(self.pid, number)
 
     async def swept(self, limit_s: float) -> None:
         """Wait for nobody: what it has left has fallen to us."""
@@ -121,7 +121,7 @@ class Forked:
         assert code is not None
         return code
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals, *, group: bool = True) -> None:
         """Signal the guard: its kernel has a group of its own."""
         if self._code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -45,6 +45,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
     code: int
     stderr_tail: str
+    out_of_memory: bool = False
+    """Its guard ended it because its tree held too much memory."""
 
     @property
     def signal_name(self) -> str | None:
@@ -99,7 +101,10 @@ class Child:
 
     def kill(self) -> None:
         """End the whole tree at once: by its guard, else the group. The block's end makes sure."""
-        if self.guard is None or not self.guard.kill():
+        if self.guard is not None and self.guard.pid is None:
+            # A guard that cannot hear us stands behind a launcher, whose end is its order to kill.
+            self._process.signal(signal.SIGKILL, group=False)
+        elif self.guard is None or not self.guard.kill():
             self._process.signal(signal.SIGKILL)
 
     def _serve(
@@ -170,7 +175,8 @@ class Child:
         if self.guard is not None:
             self.guard.close()
             code = self.guard.exit_code if self.guard.exit_code is not None else code
-        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail))
+        full = self.guard is not None and self.guard.out_of_memory
+        self.ended.set_result(Exit(code=code, stderr_tail=self.stderr_tail, out_of_memory=full))
 
 
 class Processes:
@@ -180,6 +186,9 @@ class Processes:
         """`ledger` None: nothing is recorded, for tests and for hosts without a home."""
         self._ledger = ledger
         self._children: dict[int, Child] = {}
+        self._spares: dict[int, Spare] = {}
+        self._starting = threading.Lock()
+        """Held from the fork of a child until it is known: a sweep must not take it for a stray."""
 
     @property
     def running(self) -> int:
@@ -224,7 +233,10 @@ class Processes:
         guard = GuardLink(lambda _: None) if guarded else None
         sockets = {**hand_over, **({GUARD_FD: guard.theirs} if guard is not None else {})}
         try:
-            process, pipes = _start(argv, {**env, SPAWN_TAG: tag}, cwd, sockets)
+            with self._starting:
+                process, pipes = _start(argv, {**env, SPAWN_TAG: tag}, cwd, sockets)
+                child = Child(process, tag, guard, adopts=adopts)
+                self._children[child.pid] = child
         except BaseException:
             if guard is not None:
                 guard.close()
@@ -232,7 +244,6 @@ class Processes:
         finally:
             for theirs in sockets.values():
                 theirs.close()
-        child = Child(process, tag, guard, adopts=adopts)
         async with self._own(child, pipes, on_stdout, label or Path(argv[0]).name):
             yield child
 
@@ -256,11 +267,22 @@ class Processes:
         try:
             spare.live({**env, SPAWN_TAG: tag}, cwd)
         except BaseException:
-            await to_the_end(spare.aclose())
+            await to_the_end(self.discard(spare))
             raise
         child = Child(spare.process, tag, spare.guard)
+        self._children[child.pid] = child
+        del self._spares[child.pid]
         async with self._own(child, spare.release(), on_stdout, label):
             yield child
+
+    def keep(self, spare: Spare) -> None:
+        """Own a spare until it is taken or discarded."""
+        self._spares[spare.process.pid] = spare
+
+    async def discard(self, spare: Spare) -> None:
+        """End a spare that nobody has taken."""
+        await spare.aclose()
+        del self._spares[spare.process.pid]
 
     @contextlib.asynccontextmanager
     async def _own(
@@ -270,7 +292,6 @@ class Processes:
         on_stdout: Callable[[bytes], None],
         label: str,
     ) -> AsyncIterator[None]:
-        self._children[child.pid] = child
         child._serve(*pipes, on_stdout)
         try:
             await self._record(child, label)
@@ -324,19 +345,21 @@ class Processes:
         """End what a child without a guard, or with a broken one, has left."""
 
         def left(table: dict[int, facts.ProcessFact]) -> list[facts.ProcessFact]:
-            living = list(self._children.values())
+            with self._starting:
+                living = list(self._children.values())
+                own = {*self._children, *self._spares}
             # Without a mark it may belong to a living child that has no guard to keep it.
             orderly = all(c.guard is not None or c.adopts for c in living)
             orphans = [
                 f
-                for f in adopted({c.pid for c in living}, table)
+                for f in adopted(own, table)
                 if orderly and not any(facts.has_variable(f.pid, SPAWN_TAG, c.tag) for c in living)
             ]
             # The mark of one that adopts is also on what it has forked for others.
             return orphans if child.adopts else [*tagged(child.tag, table), *orphans]
 
         kill_all(left)
-        reap_adopted(set(self._children))
+        reap_adopted({*self._children, *self._spares})
 
 
 def _start(

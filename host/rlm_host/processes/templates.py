@@ -120,7 +120,7 @@ async def open_template(processes: Processes, key: TemplateKey) -> AsyncIterator
         TemplateLost: it cannot be made, or does not get ready.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made = Template(ours)
+    made = Template(ours, processes)
     try:
         async with processes.spawn(
             key.argv,
@@ -147,9 +147,10 @@ async def open_template(processes: Processes, key: TemplateKey) -> AsyncIterator
 class Template:
     """Our end of one template. Made by `open_template`."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, processes: Processes) -> None:
         """Own `link`."""
         self._link = link
+        self._processes = processes
         self._loop = asyncio.get_running_loop()
         self._child: Child | None = None
         self._answers: deque[asyncio.Future[_Answer]] = deque()
@@ -158,6 +159,12 @@ class Template:
         """Called when it can fork no more."""
         link.setblocking(False)
         self._loop.add_reader(link, self._readable)
+
+    @property
+    def pid(self) -> int:
+        """The template's pid."""
+        assert self._child is not None
+        return self._child.pid
 
     @property
     def lost(self) -> bool:
@@ -170,15 +177,21 @@ class Template:
             spare = Spare()
         except OSError as why:
             raise TemplateLost(str(why)) from why
+        sent: asyncio.Future[_Answer] | None = None
         try:
             with spare.theirs:
                 sent = self._send(warm.Fork(), spare.to_send)
-            born, fds = await self._answer(sent, warm.Born, ANSWER_S)
-        except BaseException:
-            spare.close()
-            raise
-        self._ends[born.pid] = swept = asyncio.Event()
-        spare.process = Forked(born.pid, fds[0], swept)
+            born, (pidfd,) = await self._answer(sent, warm.Born, ANSWER_S)
+            swept = self._ends[born.pid]
+        except (TemplateLost, asyncio.CancelledError, ValueError, KeyError) as why:
+            spare.close()  # a guard that holds the other ends goes with them
+            if sent is not None:
+                _let_go(sent)
+            if isinstance(why, TemplateLost | asyncio.CancelledError):
+                raise
+            raise TemplateLost("what it forked is gone already, or cannot be held") from why
+        spare.process = Forked(born.pid, pidfd, swept)
+        self._processes.keep(spare)
         return spare
 
     def close(self) -> None:
@@ -244,11 +257,21 @@ class Template:
             elif isinstance(told, warm.Gone):
                 if (swept := self._ends.pop(told.pid, None)) is not None:
                     swept.set()
-            elif self._answers and not (waiting := self._answers.popleft()).done():
-                waiting.set_result((told, fds))
-                continue
+            elif self._answers:
+                if isinstance(told, warm.Born):
+                    self._ends[told.pid] = asyncio.Event()
+                if not (waiting := self._answers.popleft()).done():
+                    waiting.set_result((told, fds))
+                    continue
             for fd in fds:  # nobody waits for it any more: its guard sees that by itself
                 os.close(fd)
+
+
+def _let_go(sent: "asyncio.Future[_Answer]") -> None:
+    """Close what came with an answer that nobody takes."""
+    if sent.done() and not sent.cancelled() and sent.exception() is None:
+        for fd in sent.result()[1]:
+            os.close(fd)
 
 
 class Templates:
@@ -261,6 +284,12 @@ class Templates:
         self._keepers: dict[TemplateKey, _Keeper] = {}  # the least recently used first
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: Counter[TemplateKey] = Counter()
+        self._closed = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Name the templates that are ready: each has a spare that waits."""
+        return tuple(pid for keeper in self._keepers.values() if (pid := keeper.ready_pid))
 
     async def take(self, key: TemplateKey) -> Spare | None:
         """Give a spare for this start; None: there is no template, start cold."""
@@ -281,14 +310,18 @@ class Templates:
         """Note that a start from a spare went wrong: this template starts nothing any more."""
         log.warning("a kernel could not be started from its template: %s", why)
         self._failures[key] += 1
+        self.drop(key)
+
+    def drop(self, key: TemplateKey) -> None:
+        """End the template for these starts: it is out of date."""
         if (keeper := self._keepers.pop(key, None)) is not None:
             keeper.task.cancel()
 
     def want(self, key: TemplateKey) -> None:
         """Have a template with a spare soon, unless it has gone wrong before. Waits for nothing."""
         keeper = self._keepers.pop(key, None)
-        if keeper is None or keeper.task.done():
-            if self._failures[key] >= FAILURES:
+        if keeper is None or keeper.over:
+            if self._closed or self._failures[key] >= FAILURES:
                 return
             keeper = _Keeper(self._processes, key)
             self._tasks.add(keeper.task)
@@ -299,7 +332,8 @@ class Templates:
             self._keepers.pop(next(iter(self._keepers))).task.cancel()
 
     async def aclose(self) -> None:
-        """End all. Kernels that were started from them are not touched."""
+        """End all, for good. Kernels that were started from them are not touched."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         while self._tasks:
@@ -319,10 +353,22 @@ class _Keeper:
     """Keeps one template alive, and one spare of it."""
 
     def __init__(self, processes: Processes, key: TemplateKey) -> None:
+        self._processes = processes
         self._template: Template | None = None
         self._spare: Spare | None = None
+        self._over = False
         self._stir = asyncio.Event()
-        self.task = asyncio.create_task(self._keep(processes, key))
+        self.task = asyncio.create_task(self._keep(key))
+
+    @property
+    def over(self) -> bool:
+        """Tell whether its template is gone, or will not come."""
+        return self._over or self.task.done()
+
+    @property
+    def ready_pid(self) -> int | None:
+        """Pid of the template, while a spare of it waits."""
+        return self._template.pid if self._template is not None and self._spare else None
 
     def refill(self) -> None:
         """Have a new spare forked if the last one was taken."""
@@ -334,14 +380,14 @@ class _Keeper:
         if spare is not None:
             if spare.alive:
                 return spare
-            await to_the_end(spare.aclose())
+            await to_the_end(self._processes.discard(spare))
         if self._template is None:
             raise TemplateLost("its template is not ready yet")
         return await self._template.fork()
 
-    async def _keep(self, processes: Processes, key: TemplateKey) -> None:
+    async def _keep(self, key: TemplateKey) -> None:
         await asyncio.sleep(SETTLE_S)
-        async with open_template(processes, key) as template:
+        async with open_template(self._processes, key) as template:
             template.on_lost = self._stir.set
             self._template = template
             try:
@@ -352,7 +398,7 @@ class _Keeper:
                     await self._stir.wait()
                 raise TemplateLost("it was lost")
             finally:
-                self._template = None
+                self._over, self._template = True, None
                 spare, self._spare = self._spare, None
                 if spare is not None:
-                    await to_the_end(spare.aclose())
+                    await to_the_end(self._processes.discard(spare))

@@ -15,6 +15,7 @@ import msgspec
 from rlm_protocol import bridge
 from rlm_protocol import records as r
 from rlm_protocol.errors import InvalidParams, MethodNotFound
+from rlm_protocol.repl import SnapshotInfo
 from rlm_protocol.usage import Usage
 
 from ..kernels.cell import (
@@ -67,9 +68,15 @@ class Kernel(Protocol):
 
     async def save_unsaved(self) -> None: ...
 
-    async def restore(self) -> Revival: ...
+    async def unload(self) -> bool: ...
+
+    async def snapshots(self) -> tuple[SnapshotInfo, ...]: ...
+
+    async def restore(self, snapshot_id: str | None = None) -> Revival: ...
 
     async def restart(self, *, restore: bool) -> Revival | None: ...
+
+    async def stop(self) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -139,6 +146,9 @@ IsQuiet = Callable[["SessionActor"], bool]
 OnStop = Callable[["SessionActor"], Awaitable[None]]
 """Stop everything below the session (`turn/interrupt {subtree}`)."""
 
+HeldSince = Callable[["SessionActor"], int]
+"""When a person stopped a tree that the session is in and that no person has gone on with; or 0."""
+
 OnClose = Callable[["SessionActor"], Awaitable[None]]
 """Called when a session begins to close: end what belongs to it (seed: parent teardown)."""
 
@@ -180,6 +190,7 @@ class SessionPorts:
         self.on_idle: list[OnIdle] = []
         self.is_quiet: list[IsQuiet] = []
         self.on_stop: list[OnStop] = []
+        self.held_since: list[HeldSince] = []
         self.on_close: list[OnClose] = []
         self.on_load: list[OnLoad] = []
         self.may_open: list[MayOpen] = []

@@ -21,6 +21,7 @@ from rlm_protocol.session import Session, SessionResumeResult, SessionStatusChan
 from rlm_protocol.usage import Usage, UsageUpdated
 
 from ..clock import Clock
+from ..kernels.skills import Skills
 from ..paths import Directory
 from .files import Files
 from .journal import Journal
@@ -53,6 +54,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     executor: Executor
     files: Files
+    skills: Skills
     kernels: KernelFactory
     models: Models
     ports: SessionPorts
@@ -71,6 +73,7 @@ class Recorded:
         folds: folds of other owners, by the name they have in `SessionPorts.folds`.
         artifacts_path: the session's own folder, RLM_SESSION_DIR of its kernel.
         closing: set when the session takes nothing new.
+        used_ms: when it was last asked for, or changed, on the monotonic clock.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Recorded:
         self.subscriptions = Subscriptions(self.id)
         self.subscriptions.durable(self.state.seq, None)
         self.closing = False
+        self.used_ms = self.clock.monotonic_ms()
         self.transcript = Transcript()
         self._shared, self._directory, self._name = shared, directory, journal_name
         ephemeral = self.state.opened.ephemeral
@@ -126,6 +130,11 @@ class Recorded:
     def home(self) -> Path:
         """RLM_HOME of the host."""
         return self._shared.home
+
+    @property
+    def skills(self) -> Skills:
+        """Where the skills of this host come from."""
+        return self._shared.skills
 
     @property
     def folder(self) -> Path:
@@ -168,7 +177,12 @@ class Recorded:
         futures = [self._journal.append(record) for record in given]
         return await futures[-1]
 
+    def touch(self) -> None:
+        """Note that somebody uses the session."""
+        self.used_ms = self.clock.monotonic_ms()
+
     def _on_durable(self, written: list[Found]) -> None:
+        self.touch()
         for found in written:
             entry = found.entry
             self.state.apply(entry)

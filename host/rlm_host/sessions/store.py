@@ -32,6 +32,7 @@ from rlm_protocol.session import (
 
 from .. import paths
 from ..clock import Clock
+from ..kernels.skills import Skills
 from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
@@ -40,7 +41,7 @@ from .fork import Place, fork_header, write_fork
 from .index import Index
 from .journal import store_error
 from .lease import Holder
-from .opening import Opened, erase, open_journal, verify_opened
+from .opening import Opened, erase, open_journal
 from .options import DEFAULTS, SessionDefaults, composed, env_of, public
 from .pages import items_cursor, items_page, page_cursor
 from .ports import Fold, KernelFactory, Models, SessionPorts
@@ -50,12 +51,12 @@ from .requests import digest_of
 from .session import SessionActor
 from .state import SessionState
 from .tools import check_tools
+from .unloading import Unloader
+from .verifying import verify_later
 
 log = logging.getLogger(__name__)
 
 THREADS = 8
-VERIFY_AFTER_MS = 2000
-"""What a checkpoint stood for is verified after the first questions have been answered."""
 T = TypeVar("T")
 
 
@@ -73,6 +74,7 @@ class SessionStore:
         ephemeral_home: where non-persistent sessions lie.
         socket: this host's private socket, for `sessionLeased {owner}`.
         new_id: gives a fresh id for a prefix: `new_id("turn")`.
+        unload_after_ms: what nobody has used for so long is let go; 0 keeps everything loaded.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class SessionStore:
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
+        skills: Skills | None = None,
+        unload_after_ms: int = 0,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
         self._models, self._defaults, self._socket = models, defaults, socket
@@ -98,6 +102,7 @@ class SessionStore:
             clock=clock,
             executor=self._executor,
             files=files or Files(),
+            skills=skills or Skills(),
             kernels=kernels,
             models=models,
             ports=ports,
@@ -110,6 +115,7 @@ class SessionStore:
         self._creating: dict[str, tuple[str, asyncio.Future[SessionActor]]] = {}
         self._background: set[asyncio.Future[Any]] = set()
         self._verifying: set[asyncio.Future[None]] = set()
+        self._unloader = Unloader(self.loaded, clock=clock, after_ms=unload_after_ms)
         self._looked_through = False
         self._closed = False
 
@@ -208,7 +214,7 @@ class SessionStore:
         folder = self._folder(header)
 
         def write() -> Opened:
-            prompt, files = composed(self._home, header, header.options)
+            prompt, files = composed(self._home, header, header.options, self._shared.skills)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
             with Directory.open(folder) as directory:
@@ -233,9 +239,13 @@ class SessionStore:
         """
         self._check_open()
         actor = self._loaded.get(session_id)
-        if actor is not None:
+        if actor is not None and self._unloader.lets_go(actor):
+            await actor.close()  # when that is done it can be opened again
+            self._check_open()
+        elif actor is not None:
             if actor.closing:
                 raise SessionClosed(session_id=session_id)
+            actor.touch()
             return actor
         if session_id not in self._opening:
             opening = self._own(asyncio.ensure_future(self._load(session_id)))
@@ -262,7 +272,8 @@ class SessionStore:
             raise
         await self._start(actor, damage)
         if found.recovered.from_seq:
-            verifying = self._own(asyncio.ensure_future(self._verify(actor, found, folder)))
+            later = verify_later(actor, found.recovered.place, self._shared.clock)
+            verifying = self._own(asyncio.ensure_future(later))
             self._verifying.add(verifying)
             verifying.add_done_callback(self._verifying.discard)
         return actor
@@ -300,6 +311,7 @@ class SessionStore:
             on_closed=self._forget,
         )
         self._loaded[actor.id] = actor
+        self._unloader.start()
         return actor
 
     async def _start(self, actor: SessionActor, damage: list[r.DamageFound]) -> None:
@@ -309,22 +321,6 @@ class SessionStore:
         except BaseException:
             await actor.close()
             raise
-
-    async def _verify(self, actor: SessionActor, found: Opened, folder: Path) -> None:
-        """Read what the checkpoint stood for, after the session has been handed out."""
-        await self._shared.clock.sleep(VERIFY_AFTER_MS)
-        if actor.closing:
-            return
-        known = list(actor.state.damage)
-        damage = await self._thread_on(
-            folder,
-            lambda: verify_opened(folder, actor.id, found.recovered.place, known),
-        )
-        if damage is None:
-            log.error("the checkpoint of %s was made from another journal", actor.id)
-            await actor.close(reason="shutdown")
-        elif damage and not actor.closing:
-            await actor.append(*damage)
 
     def loaded(self) -> tuple[SessionActor, ...]:
         """Give the sessions that are open in this process, in order of their opening."""
@@ -395,18 +391,13 @@ class SessionStore:
             source.state, self._shared.new_id("ses"), name=params.name, turn_id=turn_id
         )
         folder, now_ms = self._folder(header), self._shared.clock.now_ms()
-        damage, artifacts = list(source.state.damage), self._artifacts(header, folder)
         await source.save_unsaved()
+        origin = Place(source.folder, source.id, source.artifacts_path)
+        target = Place(folder, header.session_id, self._artifacts(header, folder))
+        damage = list(source.state.damage)
 
         def copy() -> Opened:
-            write_fork(
-                Place(folder=source.folder, session_id=source.id, artifacts=source.artifacts_path),
-                Place(folder=folder, session_id=header.session_id, artifacts=artifacts),
-                home=self._home,
-                header=header,
-                damage=damage,
-                at_ms=now_ms,
-            )
+            write_fork(origin, target, self._home, header=header, damage=damage, at_ms=now_ms)
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})
@@ -436,6 +427,7 @@ class SessionStore:
         if self._closed:
             return
         self._closed = True
+        await self._unloader.stop()
         while loaded := self.loaded():
             deepest = max(actor.depth for actor in loaded)
             await asyncio.gather(*(one.close() for one in loaded if one.depth == deepest))

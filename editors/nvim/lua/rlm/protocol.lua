@@ -365,6 +365,8 @@
 ---@field python? string|nil
 ---@field launcher? (string)[]|nil
 ---@field sandbox? "workspace"|nil
+---@field network? boolean|nil
+---@field memoryBytes? integer|nil
 ---@field env? table<string, string>|nil
 
 --- Host -> client: make an accepted artifact live, or take it back. Idempotent.
@@ -403,6 +405,25 @@
 ---@field stepAttempts? integer
 ---@field seed? integer
 ---@field record? "intent"|"single"
+
+--- One row (seed: loop-kernel, Audit); `id` is the same however often it was written.
+---@class rlm.LoopDecision
+---@field id string
+---@field kind string
+---@field runId string
+---@field generation integer
+---@field decision table<string, any>
+
+--- Read the decision log in the order of its writing, of one run or of all, a page at a time.
+---@class rlm.LoopDecisionsParams
+---@field runId? string|nil
+---@field after? integer
+---@field limit? integer
+
+--- `next_after` is null on the last page.
+---@class rlm.LoopDecisionsResult
+---@field decisions (rlm.LoopDecision)[]
+---@field nextAfter? integer|nil
 
 --- Start a new run with the history of another up to and including `generation`.
 ---@class rlm.LoopForkParams
@@ -659,6 +680,12 @@
 ---@field restore? boolean
 ---@field idempotencyKey? string|nil
 
+--- Load a snapshot over the namespace: the last one, or an earlier one that is still kept.
+---@class rlm.ReplRestoreParams
+---@field sessionId string
+---@field snapshotId? string|nil
+---@field idempotencyKey? string|nil
+
 --- What came back.
 ---@class rlm.ReplRestoreResult
 ---@field restored (string)[]
@@ -667,9 +694,14 @@
 
 --- What was saved.
 ---@class rlm.ReplSnapshotResult
+---@field id string
 ---@field saved (string)[]
 ---@field skipped? (rlm.SkippedName)[]
 ---@field sizeBytes? integer
+
+--- Newest first. Earlier ones are kept as long as there is room.
+---@class rlm.ReplSnapshotsResult
+---@field snapshots (rlm.SnapshotInfo)[]
 
 --- The kernel's state; after a revival, what came back.
 ---@class rlm.ReplStatusChanged
@@ -894,6 +926,13 @@
 ---@class rlm.SkippedName
 ---@field name string
 ---@field reason string
+
+--- One snapshot on disk; the `current` one is what a new process starts from.
+---@class rlm.SnapshotInfo
+---@field id string
+---@field takenAtMs integer
+---@field sizeBytes integer
+---@field current? boolean
 
 --- What a step, apply or rollback outside the process is told.
 ---@class rlm.StepContext

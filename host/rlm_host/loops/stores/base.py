@@ -181,6 +181,9 @@ class RunReader(Protocol):
     def health(self, *, deep: bool = False) -> Health:
         """Look at the store; `deep` reads all of it."""
 
+    def close(self) -> None:
+        """Give back what is open."""
+
 
 class RunStore(RunReader, Protocol):
     """A store whose runs are claimed, leased and written by `LoopKernel`."""
@@ -246,6 +249,3 @@ class RunStore(RunReader, Protocol):
 
         A call that raises does not touch the others; its exception is its result.
         """
-
-    def close(self) -> None:
-        """Give back what is open; the next call opens it again."""

@@ -282,7 +282,7 @@ def held(run_id: str, owner: str | None) -> LeaseHeld:
 def not_completed(parent: str, generation: int, next_one: int) -> ConfigInvalid:
     """Give the refusal of a fork."""
     return ConfigInvalid(
-        f"Run {parent} has not completed generation {generation}.",
+        f"Run {parent} has not completed generation {generation}, only those before {next_one}.",
         field="generation",
         allowed=f"a completed one, before {next_one}",
         got=repr(generation),

@@ -17,6 +17,7 @@ from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ...clock import SystemClock
 from ...processes.facts import boot_id
+from ...sqlite_file import BUSY_MS, open_file, store_errors
 from . import liveness
 from .base import (
     LEASE_MS,
@@ -45,7 +46,6 @@ from .rows import (
     page_of,
     submitted_in,
 )
-from .sqlite_file import BUSY_MS, open_file, store_errors
 from .sqlite_rows import (
     LAYOUT,
     SqliteRun,
@@ -386,7 +386,8 @@ class SqliteRunStore:
         with process.reading:
             if process.reader is None:
                 process.reader = self._open()
-            with store_errors(self.path, process.reader):
+            # One moment for all that is read: a run is pruned for the whole block, or not at all.
+            with store_errors(self.path, process.reader), process.reader:
                 yield process.reader
 
     def _lock_name(self) -> str:

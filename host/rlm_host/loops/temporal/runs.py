@@ -72,7 +72,7 @@ class TemporalRuns:
         queue: str = QUEUE,
         settings: wire.Settings = wire.Settings(),  # noqa: B008 -- it is frozen
     ) -> None:
-        self._address, self._namespace, self._queue = address, namespace, queue
+        self.address, self.namespace, self.queue = address, namespace, queue
         self._settings = settings
         self._portal_block = start_blocking_portal()
         self._portal: BlockingPortal = self._portal_block.__enter__()
@@ -121,7 +121,11 @@ class TemporalRuns:
         cursor: str | None = None,
         limit: int = PAGE,
     ) -> Page:
-        """Give a page of runs; a change is seen after a moment. See `RunReader.list`."""
+        """
+        Give a page of runs, those that are not over first. See `RunReader.list`.
+
+        A change is seen after a moment.
+        """
         wanted = zip(ATTRIBUTES, (tenant, workspace, status), strict=True)
         query = "".join(f" AND {name} = {_quoted(value)}" for name, value in wanted if value)
         return self._wait(self._list(_RUNS + query, cursor, limit))
@@ -150,7 +154,7 @@ class TemporalRuns:
         except RPCError as why:
             if why.status == RPCStatusCode.NOT_FOUND:
                 raise RunNotFound("There is no such run, or it is over.") from why
-            raise _unavailable(self._address, why) from why
+            raise _unavailable(self.address, why) from why
 
     def _start(self, run_id: str, submitted: Submitted, head: Head, seq: int) -> bool:
         begin = wire.Begin(
@@ -175,7 +179,7 @@ class TemporalRuns:
                     wire.WORKFLOW,
                     msgspec.to_builtins(begin),
                     id=_id(run_id),
-                    task_queue=self._queue,
+                    task_queue=self.queue,
                     id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                     search_attributes=TypedSearchAttributes(attributes),
                 )
@@ -281,7 +285,7 @@ class TemporalRuns:
         counted = await self._client.count_workflows(_RUNS)
         return Health(
             engine=f"Temporal {told.server_version}",
-            location=f"{self._address}/{self._namespace}",
+            location=f"{self.address}/{self.namespace}",
             schema=1,
             runs=counted.count,
             size_bytes=0,
@@ -293,17 +297,17 @@ _PREFIX = "loop/"
 _RUNS = f"WorkflowType = '{wire.WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
 
 
-async def connect(address: str, namespace: str) -> Client:
-    """Reach a cluster. Raises StoreUnavailable."""
+async def connect(address: str, namespace: str, identity: str | None = None) -> Client:
+    """Reach a cluster, which knows us as `identity`. Raises StoreUnavailable."""
     try:
-        return await Client.connect(address, namespace=namespace)
+        return await Client.connect(address, namespace=namespace, identity=identity)
     except (RPCError, RuntimeError) as why:
         raise _unavailable(address, why) from why
 
 
 def _unavailable(address: str, why: Exception) -> StoreUnavailable:
     return StoreUnavailable(
-        "The Temporal cluster does not answer, or refuses.", address=address, detail=str(why)
+        f"The Temporal cluster at {address} does not answer, or refuses: {why}.", address=address
     )
 
 

@@ -1,8 +1,11 @@
 """A process that carries out runs of a Temporal cluster."""
 
 import contextlib
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -10,10 +13,12 @@ from temporalio.worker import Worker
 
 from rlm_protocol import loop_temporal as wire
 from rlm_protocol.errors import Unsupported
+from rlm_protocol.loop import Provenance
 
 from ..audit import DecisionLog
 from ..compute import ComputeController
 from ..kernel import named
+from ..provenance import provenance_of
 from ..steps import Runners, work_of
 from ..worker import Work
 from .activities import LoopActivities
@@ -35,6 +40,8 @@ async def working(
     queue: str = QUEUE,
     decision_log: DecisionLog | None = None,
     compute: ComputeController | None = None,
+    worker: str | None = None,
+    code: Path | None = None,
 ) -> AsyncIterator[None]:
     """
     Carry out the runs of a queue for the length of the block.
@@ -44,6 +51,9 @@ async def working(
     Args:
         work: the functions of every run; None takes them from what each run was submitted with.
         runners: the places where described steps can happen, for `work=None`.
+        worker: its name for people; host and process if None.
+        code: the folder whose state in Git is recorded as part of the worker's identity, beside
+            each activity that it carries out; the working folder if None.
 
     Raises:
         StoreUnavailable: nobody answers there.
@@ -56,7 +66,8 @@ async def working(
             raise Unsupported("Only the program that submitted this run can go on with it.")
         return work_of(told.submitted.steps, runners or {})
 
-    client = await connect(address, namespace)
+    provenance = await anyio.to_thread.run_sync(provenance_of, (code or Path()).absolute())
+    client = await connect(address, namespace, identity_of(worker, provenance))
     runs = await anyio.to_thread.run_sync(
         lambda: TemporalRuns(address, namespace=namespace, queue=queue)
     )
@@ -74,3 +85,15 @@ async def working(
             yield
     finally:
         await anyio.to_thread.run_sync(runs.close)
+
+
+def identity_of(worker: str | None, provenance: Provenance) -> str:
+    """Give what a history says of who carried out its activities."""
+    parts = [
+        worker or f"{os.getpid()}@{socket.gethostname()}",
+        f"commit {provenance.commit or 'unknown'}",
+        f"changed {provenance.dirty_digest}" if provenance.dirty_digest else "",
+        provenance.interpreter,
+        f"packages {provenance.packages_digest}",
+    ]
+    return ", ".join(filter(None, parts))

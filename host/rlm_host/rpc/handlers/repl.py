@@ -1,7 +1,8 @@
 """repl/*: a session's kernel, as a person or an editor uses it."""
 
 from rlm_protocol import repl as p
-from rlm_protocol.session import SessionMutateParams
+from rlm_protocol.errors import StoreUnavailable
+from rlm_protocol.session import SessionMutateParams, SessionParams
 
 from ...kernels.cell import Revival
 from ..context import Context, Handlers
@@ -67,18 +68,28 @@ async def snapshot(context: Context, params: SessionMutateParams) -> p.ReplSnaps
     async def run() -> p.ReplSnapshotResult:
         saved = await actor.snapshot()
         return p.ReplSnapshotResult(
-            saved=saved.saved, skipped=saved.skipped, size_bytes=saved.size_bytes
+            id=saved.id, saved=saved.saved, skipped=saved.skipped, size_bytes=saved.size_bytes
         )
 
     return await actor.once(params.idempotency_key, "repl/snapshot", params, run)
 
 
-async def restore(context: Context, params: SessionMutateParams) -> p.ReplRestoreResult:
+async def snapshots(context: Context, params: SessionParams) -> p.ReplSnapshotsResult:
+    """repl/snapshots."""
+    actor = await context.services.sessions.get(params.session_id)
+    try:
+        kept = await actor.kernel.snapshots()
+    except OSError as why:
+        raise StoreUnavailable(str(why)) from why
+    return p.ReplSnapshotsResult(snapshots=kept)
+
+
+async def restore(context: Context, params: p.ReplRestoreParams) -> p.ReplRestoreResult:
     """repl/restore."""
     actor = await context.services.sessions.get(params.session_id)
 
     async def run() -> p.ReplRestoreResult:
-        return _restored(await actor.kernel.restore())
+        return _restored(await actor.kernel.restore(params.snapshot_id))
 
     return await actor.once(params.idempotency_key, "repl/restore", params, run)
 
@@ -99,5 +110,6 @@ HANDLERS: Handlers = {
     "repl/names": names,
     "repl/restart": restart,
     "repl/snapshot": snapshot,
+    "repl/snapshots": snapshots,
     "repl/restore": restore,
 }

@@ -1,6 +1,9 @@
-"""The contract of a run store, sentence by sentence, over every store there is."""
+"""
+The contract of a run store, sentence by sentence, over every store there is.
 
-import itertools
+Temporal claims and leases its runs itself, so it is held to what `RunReader` promises.
+"""
+
 import threading
 from pathlib import Path
 
@@ -17,7 +20,8 @@ from rlm_protocol.errors import (
     StoreCorrupt,
 )
 from rlm_protocol.loop_records import Claimed, Completed, Controlled, Head
-from support.loop_stores import PROVENANCE, STORES, generation, head_after, intent, submitted
+from support.crash_table import crash
+from support.loop_stores import PROVENANCE, RUNS, STORES, generation, head_after, intent, submitted
 
 
 @pytest.fixture(params=STORES)
@@ -30,6 +34,19 @@ def under_test(request: pytest.FixtureRequest, tmp_path: Path):
 @pytest.fixture
 def store(under_test):
     return under_test.store
+
+
+@pytest.fixture(params=RUNS)
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path):
+    """Whatever keeps runs, for what is promised of all engines."""
+    opened = RUNS[request.param](request, tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def runs(anywhere):
+    return anywhere.store
 
 
 def keys(store, run_id="run") -> list[str]:
@@ -51,38 +68,171 @@ def record(store, lease, n: int, head: Head = Head(), **finish) -> Head:  # noqa
     return after
 
 
-# --- submit ---------------------------------------------------------------------------------------
+# --- every engine ---------------------------------------------------------------------------------
 
 
-def test_a_submitted_run_is_there_for_every_process(under_test, store) -> None:
-    assert store.submit("run", submitted())
-    row = under_test.another().head("run")
+def test_a_submitted_run_is_there_for_every_process(anywhere, runs) -> None:
+    assert runs.submit("run", submitted())
+    row = anywhere.another().head("run")
     assert (row.run_id, row.tenant, row.workspace, row.status) == (
         "run", "tenant", "workspace", "running",
     )  # fmt: skip
     assert (row.head, row.seq, row.token, row.owner) == (Head(), 1, 0, None)
-    assert store.get("run", "submitted").event == submitted()
+    assert runs.get("run", "submitted").event == submitted()
+    assert runs.get("run", "generation:0") is None
 
 
-def test_submitting_again_is_a_no_op_and_another_configuration_a_conflict(store) -> None:
-    store.submit("run", submitted())
-    assert not store.submit("run", submitted())
+def test_submitting_again_is_a_no_op_and_another_configuration_a_conflict(runs) -> None:
+    assert runs.submit("run", submitted())
+    assert not runs.submit("run", submitted())
     with pytest.raises(Conflict):
-        store.submit("run", submitted(max_generations=10))
+        runs.submit("run", submitted(max_generations=10))
     elsewhere = msgspec.structs.replace(submitted(), provenance=PROVENANCE)
-    assert not store.submit("run", elsewhere)
-    assert keys(store) == ["submitted"]
+    assert not runs.submit("run", elsewhere)
+    assert keys(runs) == ["submitted"]
 
 
-@pytest.mark.parametrize("call", ["head", "events", "get", "claim", "request"])
-def test_an_unknown_run_is_named(store, call) -> None:
-    more = {"get": ("submitted",), "claim": ("w",), "request": ("cancel", "why")}.get(call, ())
+@pytest.mark.parametrize("call", ["head", "events", "get", "request", "fork"])
+def test_an_unknown_run_is_named(runs, call) -> None:
+    more = {
+        "get": ("submitted",),
+        "request": ("cancel", "why"),
+        "fork": (0, "child", submitted("child")),
+    }.get(call, ())
     with pytest.raises(RunNotFound) as missing:
-        getattr(store, call)("nowhere", *more)
+        getattr(runs, call)("nowhere", *more)
     assert missing.value.data["run_id"] == "nowhere"
 
 
-# --- leases ---------------------------------------------------------------------------------------
+def test_events_come_in_pages(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    anywhere.complete("run", 3)
+    told = runs.events("run")
+    first = runs.events("run", limit=3)
+    rest = runs.events("run", after=first[-1].seq)
+    assert (*first, *rest) == told
+    assert len(first) == 3
+    assert [k for k in keys(runs) if k.startswith("generation")] == [
+        f"generation:{n}" for n in range(3)
+    ]
+    assert runs.get("run", "generation:1").event == told[keys(runs).index("generation:1")].event
+
+
+def test_the_head_is_the_fold_of_the_events(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    anywhere.complete("run", 3)
+    row = anywhere.another().head("run")
+    assert row.head == fold_all(told.event for told in runs.events("run", limit=row.seq))
+    assert row.head.generation == 3
+
+
+@crash("C24")
+def test_a_cancel_before_the_start_ends_a_run_and_the_first_reason_is_kept(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    runs.request("run", "cancel", "first")
+    runs.request("run", "cancel", "second")
+    row = anywhere.acted("run", "cancelled")
+    assert (row.reason, row.control.cancel, row.head) == ("first", "first", Head())
+    assert [told.event for told in runs.events("run")] == [
+        submitted(),
+        Controlled(action="cancel", reason="first"),
+        Completed(status="cancelled", reason="first"),
+    ]
+
+
+def test_a_run_that_is_over_is_asked_in_vain(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    runs.request("run", "cancel", "over")
+    before = anywhere.acted("run", "cancelled")
+    for action in ("cancel", "pause", "resume"):
+        assert runs.request("run", action, "late") == before
+
+
+def test_a_run_is_paused_and_resumed(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    runs.request("run", "pause", "lunch")
+    runs.request("run", "pause", "again")
+    assert anywhere.acted("run", "paused").reason == "lunch"
+    runs.request("run", "resume", "back")
+    row = anywhere.acted("run", "running")
+    assert (row.reason, row.control.pause) == (None, None)
+    asked = [told.event for told in runs.events("run")][1:]
+    assert [event.action for event in asked] == ["pause", "resume"]
+    assert asked[0].reason == "lunch"
+
+
+def test_a_paused_run_can_be_cancelled(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    runs.request("run", "pause", "lunch")
+    anywhere.acted("run", "paused")
+    runs.request("run", "cancel", "over")
+    assert anywhere.acted("run", "cancelled").reason == "over"
+
+
+@crash("C28")
+def test_a_fork_begins_with_its_parents_generations_and_leaves_the_parent_alone(
+    anywhere, runs
+) -> None:
+    runs.submit("run", submitted())
+    anywhere.complete("run", 4)
+    before = runs.events("run")
+    child = msgspec.structs.replace(
+        submitted("child", max_generations=20), parent="run", forked_at=1
+    )
+    assert runs.fork("run", 1, "child", child)
+    assert not runs.fork("run", 1, "child", child)
+    told = runs.events("child")
+    assert told[0].event == child
+    assert [row.key for row in told if row.key.startswith("generation")][:2] == [
+        "generation:0", "generation:1",
+    ]  # fmt: skip
+    head = fold_all(row.event for row in before[: 1 + keys(runs).index("generation:1")])
+    assert fold_all(row.event for row in told[: 1 + keys(runs, "child").index("generation:1")]) == (
+        head
+    )
+    assert runs.events("run")[: len(before)] == before
+    assert runs.head("child").parent == "run"
+
+
+@pytest.mark.parametrize("at", [-1, 1, 99])
+def test_a_fork_needs_a_completed_generation(anywhere, runs, at) -> None:
+    runs.submit("run", submitted())
+    anywhere.complete("run", 1)
+    with pytest.raises(ConfigInvalid):
+        runs.fork("run", at, "child", submitted("child"))
+    with pytest.raises(RunNotFound):
+        runs.head("child")
+
+
+def test_runs_are_listed_newest_first_in_pages_and_narrowed(anywhere, runs) -> None:
+    for n in range(5):
+        runs.submit(f"run-{n}", submitted(f"run-{n}"))
+
+    def listed() -> list[str]:
+        seen, cursor = [], None
+        while True:
+            page = runs.list(cursor=cursor, limit=2)
+            seen += [row.run_id for row in page.runs]
+            cursor = page.cursor
+            if cursor is None:
+                return seen
+
+    anywhere.soon(lambda: listed() == ["run-4", "run-3", "run-2", "run-1", "run-0"])
+    runs.request("run-2", "cancel", "x")
+    anywhere.acted("run-2", "cancelled")
+    anywhere.soon(lambda: [r.run_id for r in runs.list(status="cancelled").runs] == ["run-2"])
+    anywhere.soon(lambda: sorted(listed()) == [f"run-{n}" for n in range(5)])
+    assert len(runs.list(tenant="tenant", workspace="workspace").runs) == 5
+    assert runs.list(tenant="somebody else").runs == ()
+
+
+def test_health_counts_what_is_there(anywhere, runs) -> None:
+    runs.submit("run", submitted())
+    anywhere.soon(lambda: runs.health(deep=True).runs == 1)
+    assert runs.health(deep=True).problems == ()
+
+
+# --- our own stores: leases ------------------------------------------------------------------------
 
 
 def test_a_run_has_one_owner_and_the_refusal_names_it(under_test, store) -> None:
@@ -104,6 +254,7 @@ def test_each_claim_has_a_larger_token_even_for_the_same_name(store) -> None:
     assert tokens == [1, 2, 3]
 
 
+@crash("C12")
 def test_an_expired_lease_is_taken_over_and_its_owner_writes_nothing_more(
     under_test, store
 ) -> None:
@@ -126,6 +277,7 @@ def test_an_expired_lease_is_taken_over_and_its_owner_writes_nothing_more(
     assert store.head("run").token == lease.token
 
 
+@crash("C13")
 def test_the_token_decides_and_not_the_clock(under_test, store) -> None:
     store.submit("run", submitted())
     lease = claim(store)
@@ -188,6 +340,7 @@ def test_a_claim_with_a_provenance_is_an_event_of_the_run(under_test, store) -> 
     assert keys(store, "child") == ["submitted", "generation:0", "generation:1"]
 
 
+@crash("C14")
 def test_of_many_claimants_one_wins(under_test, store) -> None:
     store.submit("run", submitted())
     stores = [under_test.another() for _ in range(4)]
@@ -220,6 +373,7 @@ def test_an_appended_event_is_read_back_with_the_head_after_it(under_test, store
     assert other.get("run", "generation:1") is None
 
 
+@crash("C26")
 def test_the_same_event_again_is_already_there(store) -> None:
     store.submit("run", submitted())
     lease = claim(store)
@@ -262,17 +416,6 @@ def test_a_terminal_run_is_final(store) -> None:
     for action in ("cancel", "pause", "resume"):
         assert store.request("run", action, "late").status == "completed"
     assert keys(store) == ["submitted", "generation:0"]
-
-
-def test_events_come_in_pages(store) -> None:
-    store.submit("run", submitted())
-    lease, head = claim(store), Head()
-    for n in range(5):
-        head = record(store, lease, n, head)
-    first = store.events("run", limit=4)
-    rest = store.events("run", after=first[-1].seq, limit=4)
-    assert [row.key for row in (*first, *rest)] == keys(store)
-    assert (len(first), len(rest)) == (4, 2)
 
 
 def test_calls_made_together_do_not_touch_each_other(store) -> None:
@@ -357,14 +500,12 @@ def test_a_cancel_leaves_a_half_applied_generation_to_the_next_owner(under_test,
     assert claim(store).row.control.cancel == "stop it"
 
 
-def test_a_run_is_paused_and_resumed(under_test, store) -> None:
+def test_a_paused_run_is_not_claimed_and_a_living_owner_is_told(under_test, store) -> None:
     store.submit("run", submitted())
     assert store.request("run", "pause", "lunch").status == "paused"
     assert store.claim("run", "w") is None
-    assert store.request("run", "pause", "again").reason == "lunch"
-    assert store.request("run", "resume", "back").status == "running"
+    store.request("run", "resume", "back")
     assert keys(store) == ["submitted", "control:1:pause", "control:2:resume"]
-    assert store.get("run", "control:1:pause").event == Controlled(action="pause", reason="lunch")
     lease = claim(store)
     under_test.another().request("run", "pause", "dinner")
     assert store.renew(lease).pause == "dinner"
@@ -372,57 +513,21 @@ def test_a_run_is_paused_and_resumed(under_test, store) -> None:
     assert store.renew(lease).pause is None
 
 
-def test_a_paused_run_can_be_cancelled(store) -> None:
-    store.submit("run", submitted())
-    store.request("run", "pause", "lunch")
-    assert store.request("run", "cancel", "over").status == "cancelled"
+# --- fork, prune ----------------------------------------------------------------------------------
 
 
-# --- fork, list, prune ----------------------------------------------------------------------------
-
-
-def test_a_fork_begins_with_its_parents_generations_and_leaves_the_parent_alone(store) -> None:
+@crash("C28")
+def test_a_fork_counts_its_events_anew_and_parent_and_child_go_on(store) -> None:
     store.submit("run", submitted())
     lease, head, heads = claim(store), Head(), []
     for n in range(4):
         head = record(store, lease, n, head)
         heads.append(head)
-    before = store.head("run")
-    child = submitted("child", max_generations=20)
-    assert store.fork("run", 1, "child", child)
-    assert not store.fork("run", 1, "child", child)
+    store.fork("run", 1, "child", submitted("child", max_generations=20))
     assert keys(store, "child") == ["submitted", "generation:0", "generation:1"]
     assert store.head("child").head == heads[1]
-    assert store.head("run") == before
     record(store, claim(store, "child"), 2, heads[1])
     record(store, lease, 4, head)
-
-
-@pytest.mark.parametrize("at", [-1, 1, 99])
-def test_a_fork_needs_a_completed_generation(store, at) -> None:
-    store.submit("run", submitted())
-    record(store, claim(store), 0)
-    with pytest.raises(ConfigInvalid):
-        store.fork("run", at, "child", submitted("child"))
-    with pytest.raises(RunNotFound):
-        store.head("child")
-
-
-def test_runs_are_listed_newest_first_in_pages_and_narrowed(store) -> None:
-    for n in range(5):
-        store.submit(f"run-{n}", submitted(f"run-{n}"))
-    store.request("run-2", "cancel", "x")
-    seen, cursor = [], None
-    for _ in itertools.count():
-        page = store.list(cursor=cursor, limit=2)
-        seen += [row.run_id for row in page.runs]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    assert seen == ["run-4", "run-3", "run-2", "run-1", "run-0"]
-    assert [r.run_id for r in store.list(status="cancelled").runs] == ["run-2"]
-    assert len(store.list(tenant="tenant", workspace="workspace").runs) == 5
-    assert store.list(tenant="somebody else").runs == ()
 
 
 def test_only_old_terminal_runs_are_pruned(store) -> None:
@@ -463,6 +568,7 @@ def test_an_adopted_run_has_the_history_it_had_and_goes_on(under_test, store) ->
 # --- damage ---------------------------------------------------------------------------------------
 
 
+@crash("C18")
 def test_an_altered_event_is_named_and_other_runs_stay_usable(under_test, store) -> None:
     for name in ("good", "bad"):
         store.submit(name, submitted(name))
@@ -488,10 +594,3 @@ def test_an_altered_row_is_named_and_the_list_goes_on(under_test, store, column)
     page = store.list()
     assert [row.run_id for row in page.runs] == ["good"]
     assert page.damaged == ("bad",)
-
-
-def test_health_counts_what_is_there(store) -> None:
-    store.submit("run", submitted())
-    health = store.health(deep=True)
-    assert (health.runs, health.problems) == (1, ())
-    assert health.size_bytes > 0

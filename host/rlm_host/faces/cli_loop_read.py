@@ -1,0 +1,110 @@
+"""`rlm-host loop` commands that look at runs, watch them or control them, wherever those are."""
+
+import argparse
+import asyncio
+from typing import Any
+
+from rich.console import Console
+
+from rlm_protocol.loop_records import TERMINAL
+
+from .cli_client import print_json
+from .cli_loop_store import Asked
+from .loop_plot import LiveReward
+from .loop_view import LoopView, head_line, print_report
+
+PAGE = 1000
+LOOK_S = 0.5
+"""How often a run that is watched is looked at."""
+
+
+async def list_runs(client: Asked, options: argparse.Namespace) -> int:
+    """Print the newest runs."""
+    page = await client.request("loop/list", {"limit": options.limit, "status": options.status})
+    if options.json:
+        print_json(page)
+        return 0
+    console = Console()
+    for run in page["runs"]:
+        console.print(head_line(run), soft_wrap=True)
+    return 0
+
+
+async def show(client: Asked, options: argparse.Namespace) -> int:
+    """Print a run's head."""
+    print_json((await client.request("loop/snapshot", {"runId": options.run}))["head"])
+    return 0
+
+
+async def report(client: Asked, options: argparse.Namespace) -> int:
+    """Print a run with all its generations."""
+    print_report(await whole_report(client, options.run), options.form)
+    return 0
+
+
+async def whole_report(client: Asked, run_id: str) -> dict[str, Any]:
+    """Read every page of a report as one; its run is as the last page says."""
+    generations: list[dict[str, Any]] = []
+    claims: list[dict[str, Any]] = []
+    after: int | None = -1
+    while after is not None:
+        page = await client.request("loop/report", {"runId": run_id, "after": after, "limit": PAGE})
+        generations += page["generations"]
+        claims += page["claims"]
+        after = page["nextAfter"]
+    return {
+        "run": page["run"],
+        "generations": generations,
+        "provenance": page["provenance"],
+        "claims": claims,
+    }
+
+
+async def watch(client: Asked, options: argparse.Namespace) -> int:
+    """Show a run as it goes on, whoever works on it, until it is over; 1 when it has failed."""
+    console = Console()
+    with LoopView(console) as view:
+        run = await follow(client, options.run, view)
+    if console.is_terminal:
+        console.print(view.last(), end="")
+    console.print(head_line(run), soft_wrap=True)
+    return 1 if run["status"] == "failed" else 0
+
+
+async def follow(client: Asked, run_id: str, view: LoopView) -> dict[str, Any]:
+    """Show what is recorded of a run until it is over, and give it as it is then."""
+    after, live = -1, LiveReward()
+    while True:
+        page = await client.request("loop/report", {"runId": run_id, "after": after, "limit": PAGE})
+        for generation in page["generations"]:
+            view.generation(generation, live.after(generation))
+            after = generation["generation"]
+        view.run(page["run"])
+        if page["run"]["status"] in TERMINAL and page["nextAfter"] is None:
+            run: dict[str, Any] = page["run"]
+            return run
+        if page["nextAfter"] is None:
+            await asyncio.sleep(LOOK_S)
+
+
+async def fork(client: Asked, options: argparse.Namespace) -> int:
+    """Submit a run that begins with another's generations, and say how to go on with it."""
+    params = {"runId": options.run, "generation": options.generation, "newRunId": options.new}
+    run = (await client.request("loop/fork", params))["run"]
+    _print_run(run, options)
+    return 0
+
+
+async def control(client: Asked, options: argparse.Namespace) -> int:
+    """Cancel, pause or resume a run."""
+    params = {"runId": options.run, "reason": options.reason}
+    run = (await client.request(f"loop/{options.command}", params))["run"]
+    _print_run(run, options)
+    return 0
+
+
+def _print_run(run: dict[str, Any], options: argparse.Namespace) -> None:
+    if options.json:
+        print_json(run)
+    else:
+        Console().print(head_line(run), soft_wrap=True)

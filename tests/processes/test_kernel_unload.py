@@ -1,0 +1,96 @@
+"""Ending a kernel that nobody uses: nothing may be lost by it, or it stays."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rlm_host.kernels.cell import KernelStatus
+from support.processes import KernelBench, Run, in_time, my_children, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[KernelBench]:
+    async with KernelBench(tmp_path) as made:
+        yield made
+    assert not my_children()
+
+
+async def test_a_kernel_that_rests_is_ended_and_comes_back_with_its_names(
+    bench: KernelBench,
+) -> None:
+    run = Run(await bench.kernel())
+    assert await in_time(run.kernel.unload())  # there is none yet
+    await run("x = [1, 2]\nshared = x\ndef f():\n    return x[0]")
+    first = run.kernel.pid
+    assert await in_time(run.kernel.unload())
+    assert run.kernel.status is KernelStatus.ABSENT
+    assert not my_children()
+    assert bench.statuses[-1] is KernelStatus.ABSENT
+    outcome = await run("x.append(3)\n(f(), shared)")
+    assert outcome.result == "(1, [1, 2, 3])"
+    assert run.kernel.pid != first
+    assert outcome.revival is not None
+    assert outcome.revival.reason == "resumed"
+    assert set(outcome.revival.restored) >= {"f", "shared", "x"}
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends"),
+    [
+        (
+            "import threading\ngo = None\n(lambda e: (globals().update(stop=e.set), "
+            "threading.Thread(target=e.wait).start()))(threading.Event())",
+            "stop(); del stop",
+        ),
+        ("import asyncio\nasyncio.ensure_future(asyncio.sleep(3600)); None", "TASKS"),
+        ("import subprocess\nsubprocess.Popen(['sleep', '3600']).pid", "KILL"),
+        ("h = bash('sleep 3600'); del h", "KILL"),
+        ("lock = (n for n in [1])", "del lock"),
+    ],
+    ids=["thread", "task", "process", "bash", "name that cannot be saved"],
+)
+async def test_a_kernel_in_which_something_goes_on_stays(
+    bench: KernelBench, begins: str, ends: str
+) -> None:
+    ends = {
+        "KILL": "import os, signal\nfor p in map(int, open(f'/proc/{os.getpid()}/task/"
+        "{os.getpid()}/children').read().split()): os.kill(p, signal.SIGKILL)",
+        "TASKS": "[t.cancel() for t in asyncio.all_tasks(asyncio.get_event_loop())]; None",
+    }.get(ends, ends)
+    run = Run(await bench.kernel())
+    await run("kept = 1")
+    assert (await run(begins)).status == "ok"
+    pid = run.kernel.pid
+    assert not await in_time(run.kernel.unload())
+    assert (await run("kept")).result == "1"
+    assert run.kernel.pid == pid
+    assert (await run(ends)).status == "ok", run.text
+    assert await in_time(_until_unloaded(run))
+
+
+async def test_a_kernel_that_keeps_no_snapshot_stays(bench: KernelBench) -> None:
+    run = Run(await bench.kernel(persistent=False))
+    await run("x = 1")
+    assert not await in_time(run.kernel.unload())
+    assert (await run("x")).result == "1"
+
+
+async def test_a_cell_that_comes_meanwhile_finds_its_names(bench: KernelBench) -> None:
+    """It waits behind the end of the process, or the process stays for it: the same to it."""
+    run = Run(await bench.kernel())
+    await run("x = 1")
+    for n in range(5):
+        ended = run.kernel.unload()
+
+        both = await asyncio.gather(ended, run("x += 1\nx"))
+        assert both[1].result == str(n + 2)
+
+
+async def _until_unloaded(run: Run) -> bool:
+    while not await run.kernel.unload():
+        await until(lambda: True)
+    return True
