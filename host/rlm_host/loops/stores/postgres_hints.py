@@ -84,6 +84,6 @@ def _listen(
             db.execute(f"LISTEN {channel}")
         while not ended.is_set():
             on_hint()  # at first, for whatever has happened before we listened
-            select.select([db.fileno(), woken], [], [])
+            select.select([db.fileno(), woken.fileno()], [], [])
             for _ in db.notifies(timeout=0):
                 continue  # any number of them is one hint
