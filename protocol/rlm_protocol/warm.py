@@ -10,6 +10,9 @@ import msgspec
 TEMPLATE_FD = "RLM_TEMPLATE_FD"
 """Variable that makes `python -m rlm.repl` a template: number of its end of the socket."""
 
+STALE = 75
+"""Exit code of a fork whose template is out of date (EX_TEMPFAIL): start cold."""
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of every message: immutable, named fields, unknown fields ignored."""

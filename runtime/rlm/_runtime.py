@@ -132,6 +132,11 @@ class Runtime:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def cancel_tasks(self) -> None:
+        """Cancel every task that cells left behind."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
     def _readable(self) -> None:
         self._failures = 0
         self._intake()

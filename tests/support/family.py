@@ -13,9 +13,11 @@ from typing import Any
 
 from rlm_host.children.kin import ChildrenSettings
 from rlm_host.children.service import ChildrenService
+from rlm_host.children.spending import Spending
 from rlm_host.clock import SystemClock
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.session_kernel import SessionKernel
+from rlm_host.kernels.skills import Skills
 from rlm_host.models.registry import Models
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
@@ -37,8 +39,10 @@ PYTHON = "scripted/python"
 class Family:
     """One host's worth of sessions. Made by `family`."""
 
-    def __init__(self, home: Path, store: SessionStore, children: ChildrenService) -> None:
-        self.home, self.store, self.children = home, store, children
+    def __init__(
+        self, home: Path, store: SessionStore, children: ChildrenService, models: Models
+    ) -> None:
+        self.home, self.store, self.children, self.models = home, store, children, models
         self.cwd = home.parent
 
     async def root(
@@ -121,6 +125,8 @@ async def family(
     env: dict[str, str] | None = None,
     files: Files | None = None,
     snapshot_after_ms: int = 1_500,
+    skills: Skills | None = None,
+    spending: Spending | None = None,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
@@ -153,6 +159,7 @@ async def family(
         processes=processes,
         ports=ports,
         settings=settings,
+        spending=spending,
         new_hex=lambda digits: secrets.token_hex(digits)[:digits],
     )
     async with service:
@@ -164,8 +171,9 @@ async def family(
             models=models,
             ports=ports,
             files=files,
+            skills=skills,
         )
         service.bind(store)
         async with store:
-            yield Family(home, store, service)
+            yield Family(home, store, service, models)
     await models.aclose()

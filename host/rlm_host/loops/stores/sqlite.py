@@ -17,6 +17,7 @@ from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ...clock import SystemClock
 from ...processes.facts import boot_id
+from ...sqlite_file import BUSY_MS, open_file, store_errors
 from . import liveness
 from .base import (
     LEASE_MS,
@@ -46,7 +47,6 @@ from .rows import (
     page_of,
     submitted_in,
 )
-from .sqlite_file import BUSY_MS, open_file, store_errors
 from .sqlite_rows import (
     LAYOUT,
     SqliteRun,

@@ -43,6 +43,11 @@ async def report(context: Context, params: wire.LoopReportParams) -> wire.LoopRe
     return await context.services.loops.report(params)
 
 
+async def decisions(context: Context, params: wire.LoopDecisionsParams) -> wire.LoopDecisionsResult:
+    """loop/decisions."""
+    return await context.services.loops.decisions(params)
+
+
 async def snapshot(context: Context, params: wire.RunParams) -> wire.LoopSnapshotResult:
     """loop/snapshot."""
     return await context.services.loops.snapshot(params.run_id)
@@ -65,6 +70,7 @@ HANDLERS: Handlers = {
     "loop/cancel": _control(LoopService.cancel),
     "loop/pause": _control(LoopService.pause),
     "loop/report": report,
+    "loop/decisions": decisions,
     "loop/snapshot": snapshot,
     "loop/list": list_runs,
     "loop/fork": fork,
