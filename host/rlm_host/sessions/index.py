@@ -244,11 +244,12 @@ class Index:
                 yield self._connection
 
     def _connect(self, apsw: Any) -> Any:
-        folder = paths.sessions(self._home)
-        folder.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
-        path = folder / NAME
+        path = paths.sessions(self._home) / NAME
         for again in (False, True):
             connection = None
+            with paths.Directory.open(path.parent) as folder:
+                # SQLite gives the files beside it the mode that this one has.
+                os.close(folder.open_file(NAME, os.O_RDWR | os.O_CREAT))
             try:
                 connection = apsw.Connection(str(path))
                 connection.set_busy_timeout(2000)
@@ -258,7 +259,6 @@ class Index:
                     raise apsw.CorruptError(f"schema {version}")
                 connection.execute("pragma journal_mode = wal; pragma synchronous = off")
                 connection.execute(_CREATE)
-                path.chmod(paths.FILE_MODE)
                 return connection
             except (apsw.CorruptError, apsw.NotADBError) as why:
                 if connection is not None:
