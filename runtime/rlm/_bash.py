@@ -288,7 +288,7 @@ class _Reader:
         self._poll.register(self._wake_read, select.POLLIN)
         self._starting = threading.Lock()
         self._started = False
-        runtime.after_cell(_after_cell)
+        runtime.execution.after_cell(_after_cell)
 
     def add(self, handle: BashHandle) -> None:
         """Watch a command."""
