@@ -38,7 +38,7 @@ MISSING = (
 )
 FORBIDDEN = (
     "This session's kernel must run in a sandbox, and this system lets bubblewrap make none: allow "
-    " user namespaces (sysctl kernel.unprivileged_userns_clone=1, or "
+    "user namespaces (sysctl kernel.unprivileged_userns_clone=1, or "
     "kernel.apparmor_restrict_unprivileged_userns=0). Nothing was run without it."
 )
 
