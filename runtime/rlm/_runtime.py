@@ -64,8 +64,9 @@ class Runtime:
         self.streams = _capture.Streams(self.outbox, self.interrupter)
         self.execution = Execution(self)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks_most = 0
         self.bridge = _bridge.Bridge()
-        self.loop, loop_fds = _loop.new(self.inbox, self._readable, self._before_wait)
+        self.loop, loop_fds = _loop.new(self.inbox, self._readable, self._end_turn)
         self.loop.set_task_factory(self._make_task)
         self.interrupter.loop = self.loop
         self.interrupter.install()
@@ -104,7 +105,6 @@ class Runtime:
     def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
         return task
 
     def cancel_tasks(self) -> None:
@@ -119,10 +119,13 @@ class Runtime:
             self.interrupter.deliver(sys._getframe())
         self.step()
 
-    def _before_wait(self) -> None:
-        """Send what cells have asked their host in this turn of the loop, and what they printed."""
+    def _end_turn(self, idle: bool) -> None:
+        """Send what cells have asked their host in this turn; forget tasks that have ended."""
         if self.bridge.frames:
             self.wire.put(self.outbox.take() + self.bridge.take())
+        if self._tasks and (idle or len(self._tasks) > self._tasks_most):
+            self._tasks = {task for task in self._tasks if not task.done()}
+            self._tasks_most = 2 * len(self._tasks) + 64  # so that looking costs little per task
 
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
 
