@@ -21,6 +21,7 @@ from ..rpc.hosting import serve_socket
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
 from ..rpc.sockets import connect, listening, peer_of, user_socket
+from ..sessions.lease import owner_socket
 from .launch import App, prepare, run_host, say_error
 
 START_S = 20.0
@@ -69,19 +70,37 @@ def attach(fds: tuple[int, int], argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rlm-host attach", description="Join a running host, with stdin and stdout."
     )
-    parser.add_argument("--socket", type=Path, help="default: the user's own host")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--socket", type=Path, help="default: the user's own host")
+    which.add_argument("--session", metavar="ID", help="the host that owns this root session")
     parser.add_argument("--start", action="store_true", help="start the host when none runs")
     parser.add_argument("--stdio", action="store_true", help="as editors append it; no effect")
     parser.add_argument("--clientProcessId", metavar="PID", help="as editors append it; no effect")
     options = parser.parse_args(argv)
+    if options.start and options.session is not None:
+        parser.error("--start does not go with --session: its owner runs, or any host can open it")
     try:
         env = dict(os.environ)
-        path = options.socket or user_socket(env, paths.rlm_home(env))
+        home = paths.rlm_home(env)
+        if options.session is not None:
+            path = _owner_of(home, options.session)
+        else:
+            path = options.socket or user_socket(env, home)
         sock = _connected(path, start=options.start)
     except (RlmError, OSError) as why:
         say_error("rlm-host attach", why, "Nothing was changed.")
         return 1
     return _bridge(fds, sock)
+
+
+def _owner_of(home: Path, session_id: str) -> Path:
+    """Give the socket of the host that owns a session. Raises HostLost."""
+    known = owner_socket(paths.sessions(home), session_id) if paths.is_id(session_id) else None
+    if known is None:
+        raise HostLost(
+            f"No host has the session {session_id[:64]!r} open; any host of this home can open it."
+        )
+    return known
 
 
 def _connected(path: Path, *, start: bool) -> sockets.socket:

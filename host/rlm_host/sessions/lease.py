@@ -8,6 +8,7 @@ record beside it only tells others whom to talk to; nothing is ever decided by i
 import contextlib
 import fcntl
 import os
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -67,6 +68,20 @@ class Lease:
             self._directory.remove(self._record)
         os.close(self._fd)
         self._fd = -1
+
+
+def owner_socket(folder: Path, session_id: str) -> Path | None:
+    """
+    Give the socket of the host that owns a session of `folder`; None as far as is known.
+
+    The owner may be gone: whoever connects sees.
+    """
+    try:
+        with Directory.open(folder) as directory:
+            holder = msgspec.json.decode(directory.read(f"{session_id}.owner"), type=Holder)
+    except (OSError, *UNDECODABLE):
+        return None
+    return Path(holder.socket) if holder.socket else None
 
 
 def _leased(directory: Directory, record: str) -> SessionLeased:
