@@ -282,7 +282,7 @@ class _Reader:
         self._ends: dict[int, BashHandle] = {}
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        runtime.after_cell(_after_cell)
+        runtime.execution.after_cell(_after_cell)
         threading.Thread(target=self._run, name="rlm-bash", daemon=True).start()
 
     def add(self, handle: BashHandle) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,7 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Neovim]:
     try:
         nvim = attached(pynvim, socket)
         nvim.ui_attach(100, 30, rgb=True)
+        nvim.command("set cmdheight=8")  # long messages must not wait for ENTER
         nvim.command("cd " + str(work))
         nvim.exec_lua(
             "require('rlm').setup({ config = { cmd = { ..., '-m', 'rlm_host' } } })", sys.executable
@@ -199,6 +201,59 @@ def test_the_tree_and_the_health_report(editor: Neovim) -> None:
     assert "attached: rlm-host" in report
     assert "1 sessions, 1 kernels" in report
     assert "ERROR" not in report
+
+
+def tree_line(editor: Neovim, pattern: str) -> str:
+    """Wait for a line in the window of the tree."""
+    return str(
+        editor.until(
+            "local pattern = ... local buf = vim.fn.bufnr('rlm://sessions')"
+            " return vim.iter(vim.api.nvim_buf_get_lines(buf, 0, -1, false))"
+            ":find(function(l) return l:match(pattern) end)",
+            pattern,
+        )
+    )
+
+
+def test_the_tree_follows_agents_by_itself(editor: Neovim) -> None:
+    editor.nvim.command("normal! 2G")
+    editor.nvim.command("Rlm run")
+    editor.until("return require('rlm.inline').results(0)[2] == '=> 6'")
+    editor.nvim.command("Rlm tree")
+    tree_line(editor, "^work%-.*0 tokens")
+    editor.nvim.command("wincmd p")
+    spawn = "a = await rlm('hello', name='helper', model='scripted/echo', unguarded=True)"
+    editor.nvim.current.buffer[1] = spawn
+    editor.nvim.command("normal! 2G")
+    editor.nvim.command("Rlm run")
+    assert tree_line(editor, "helper %[completed%]").startswith("  helper")
+
+
+def test_a_host_that_is_killed_comes_back(editor: Neovim) -> None:
+    editor.nvim.command("normal! 2G")
+    editor.nvim.command("Rlm run")
+    editor.until("return require('rlm.inline').results(0)[2] == '=> 6'")
+    status = "return require('rlm.request').client():request_sync('host/status', vim.empty_dict(), 20000).result"
+    before = editor.lua(status)
+    os.kill(before["pid"], signal.SIGKILL)
+    editor.until(
+        "local c = require('rlm.request').client(0) if not c or not c.initialized then return end"
+        " local a = c:request_sync('host/status', vim.empty_dict(), 1000)"
+        " return a and a.result and a.result.pid ~= ...",
+        before["pid"],
+    )
+    editor.nvim.command("normal! 2G")
+    editor.nvim.command("Rlm run")
+    editor.until("return require('rlm.inline').results(0)[2] == '=> 6'")
+
+
+def test_a_host_that_ends_again_and_again_is_given_up(editor: Neovim) -> None:
+    allowed = editor.lua(
+        "local r = require('rlm.restart') local found = {}"
+        " for at = 1, 5 do found[at] = r.allowed(at) end"
+        " found[6] = r.allowed(200000) return found"
+    )
+    assert allowed == [True] * 4 + [False, True]
 
 
 def test_a_file_alone_starts_nothing(editor: Neovim) -> None:

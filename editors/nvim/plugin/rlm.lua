@@ -9,6 +9,7 @@ local subcommands = {
   all = function(rlm) rlm.all() end,
   interrupt = function(rlm) rlm.interrupt() end,
   restart = function(rlm) rlm.restart() end,
+  start = function() require("rlm.restart").start() end,
   tree = function() require("rlm.tree").open() end,
 }
 

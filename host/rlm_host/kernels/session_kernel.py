@@ -31,9 +31,10 @@ from .cell import (
     Revival,
     SnapshotReport,
 )
-from .client import Kernel, Question, open_kernel
+from .client import Kernel, Question
 from .environment import KernelHost, prepare
 from .lifecycle import State
+from .opening import open_kernel
 from .recipe import Recipe, SessionFacts
 from .saving import Saving
 from .slot import KernelSlot

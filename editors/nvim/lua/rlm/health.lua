@@ -28,7 +28,7 @@ function M.check()
     local status = answer.result
     health.info(("process %d, %d sessions, %d kernels, home %s"):format(status.pid, status.sessions, status.kernels, status.home))
   else
-    health.error("the host does not answer", { ":LspLog shows what it said", ":LspRestart rlm starts another" })
+    health.error("the host does not answer", { ":LspLog shows what it said", ":Rlm start starts another" })
   end
 end
 

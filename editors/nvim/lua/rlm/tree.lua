@@ -57,6 +57,23 @@ function M.refresh(buf)
   end)
 end
 
+local waiting = false
+
+--- Something in the host has changed: look again, once for everything that changed meanwhile.
+function M.changed()
+  local buf = vim.fn.bufnr(NAME)
+  if waiting or buf == -1 then
+    return
+  end
+  waiting = true
+  vim.schedule(function()
+    waiting = false
+    if vim.api.nvim_buf_is_valid(buf) then
+      M.refresh(buf)
+    end
+  end)
+end
+
 --- Stop whatever runs in the session under the cursor, and below it.
 function M.stop()
   local id = (vim.b.rlm_sessions or {})[vim.api.nvim_win_get_cursor(0)[1]]

@@ -27,6 +27,7 @@ from .base import (
     ControlAction,
     EventRow,
     Health,
+    HintsOf,
     Lease,
     Page,
     RunRow,
@@ -129,6 +130,12 @@ class SqliteRunStore:
         if process.lock is not None:
             process.lock.close()
             process.lock = None
+
+    def hints(
+        self, on_hint: Callable[[], None], of: HintsOf = "all"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Give none: a file tells nobody. See `RunReader.hints`."""
+        return contextlib.nullcontext()
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
         """Make calls durable with one sync. See `RunStore.together`."""
