@@ -318,9 +318,13 @@ def _loops(
 
     def open_store() -> RunStore:
         from .loops.stores.sqlite import SqliteRunStore
+        from .sessions.journal import store_error
 
         path = paths.run_store(home, RUN_STORE)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as why:
+            raise store_error(why, str(path.parent)) from why
         return SqliteRunStore(path)
 
     return LoopService(
