@@ -2,7 +2,8 @@
 Evolve a regular expression that tells order numbers from other words.
 
 Run it, kill it at any moment, run it again: it goes on where it was, and ends with what it would
-have ended with. `evolve_regex.sqlite3` keeps every decision; delete it to begin anew.
+have ended with. `evolve_regex.sqlite3` keeps every decision; delete it to begin anew. Or give it
+to `rlm-host loop run`, which finds `config`, `step` and `gates` in it, with a `--store` of yours.
 """
 
 import random
@@ -75,10 +76,12 @@ def not_everything(context, observation):
     return Verdict("deny" if matches_all else "allow")
 
 
+config = LoopConfig("examples", "regex", max_generations=200, target=0.99, patience=60, seed=3)
+gates = [not_everything]
+
+
 def main():
-    store = SqliteRunStore("evolve_regex.sqlite3")
-    config = LoopConfig("examples", "regex", max_generations=200, target=0.99, patience=60, seed=3)
-    kernel = LoopKernel(store, config, gates=[not_everything])
+    kernel = LoopKernel(SqliteRunStore("evolve_regex.sqlite3"), config, gates=gates)
     run_id = kernel.submit("evolve-regex")
     report = kernel.run(run_id, "example", step)
     for generation in report.generations:

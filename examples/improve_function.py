@@ -58,12 +58,9 @@ def _try(slug, title):
 
 def step(context):
     artifact, live = str(context.generation), context.accepted
-    return LoopObservation(
-        reward=score(artifact, context.generation),
-        cost=1.0,
-        artifact_id=artifact,
-        live_reward=score(live.artifact_id, context.generation) if live else None,
-    )
+    live_reward = score(live.artifact_id, context.generation) if live else None
+    reward = score(artifact, context.generation)
+    return LoopObservation(reward=reward, artifact_id=artifact, live_reward=live_reward)
 
 
 def test_suite(context, observation):
@@ -85,10 +82,12 @@ def rollback(context, accepted):
         apply(context, accepted)
 
 
+config = LoopConfig("examples", "slug", max_generations=len(PROPOSALS), rollback_drop=0.2)
+gates = [test_suite]
+
+
 def main():
-    store = SqliteRunStore("improve_function.sqlite3")
-    config = LoopConfig("examples", "slug", max_generations=len(PROPOSALS), rollback_drop=0.2)
-    kernel = LoopKernel(store, config, gates=[test_suite])
+    kernel = LoopKernel(SqliteRunStore("improve_function.sqlite3"), config, gates=gates)
     run_id = kernel.submit("improve-slug")
     report = kernel.run(run_id, "example", step, apply=apply, rollback=rollback)
     for made in report.generations:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import random
@@ -14,11 +15,9 @@ import anyio.to_thread
 
 from . import paths
 from .clock import Clock, SystemClock
-from .config import Config
+from .config import BudgetConfig, Config
 from .config_file import ConfigFile
-from .loops.service import LoopService
-from .loops.steps import ClientRunner, CommandRunner, Runners
-from .loops.stores.base import RunStore
+from .lazily import Lazily
 from .processes.facts import can_fork_guards, harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
@@ -30,8 +29,12 @@ from .rpc.services import Services
 
 if TYPE_CHECKING:
     from .children.service import ChildrenService
+    from .children.spending import Spending
     from .kernels.environment import KernelHost
     from .kernels.recipe import Recipe
+    from .loops.audit import DecisionLog
+    from .loops.service import LoopService
+    from .loops.stores.base import RunStore
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -87,7 +90,7 @@ async def build(
         block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
-            _loops(home, env, processes=processes, clients=loop_clients, agents=agents)
+            Loops(home, env, processes=processes, clients=loop_clients, agents=agents)
         )
         yield Services(
             home=home,
@@ -199,6 +202,7 @@ class Agents:
             from .children.service import ChildrenService
             from .kernels.environment import KernelHost
             from .kernels.session_kernel import SessionKernel
+            from .kernels.skills import Skills, bundled
             from .sessions.checking import Checker
             from .sessions.options import SessionDefaults
             from .sessions.ports import SessionPorts
@@ -226,6 +230,7 @@ class Agents:
                 settings=ChildrenSettings(
                     running_max=limits.max_running, living_max=limits.max_living
                 ),
+                spending=_spending(self._config.budget, self._home),
             )
             self._sessions = SessionStore(
                 home=self._home,
@@ -240,6 +245,12 @@ class Agents:
                     max_depth=limits.max_depth,
                 ),
                 socket=str(self._socket) if self._socket else None,
+                skills=Skills(
+                    bundled=bundled(),
+                    home=self._home,
+                    workspace=self._config.skills.workspace,
+                    disabled=frozenset(self._config.skills.disabled),
+                ),
                 unload_after_ms=self._config.sessions.unload_after_s * 1000,
             )
             self._children.bind(self._sessions)
@@ -280,6 +291,19 @@ def _config_file(config: Config) -> ConfigFile:
     return file
 
 
+def _spending(config: BudgetConfig, home: Path) -> "Spending | None":
+    """Give what holds the budgets of host and day; None without such limits."""
+    from rlm_protocol.session import Budget
+
+    from .children.spending import Spending
+
+    host, day = (
+        Budget(usd=one.usd, tokens=one.tokens, spawns=one.spawns) if one is not None else None
+        for one in (config.host, config.day)
+    )
+    return Spending(paths.budget_store(home), host=host, day=day) if host or day else None
+
+
 def _swept_ledger(home: Path) -> Ledger | None:
     """Give the ledger of this home after what dead hosts left was ended; None without a home."""
     try:
@@ -293,44 +317,70 @@ def _swept_ledger(home: Path) -> Ledger | None:
     return ledger
 
 
-def _loops(
-    home: Path,
-    env: Mapping[str, str],
-    *,
-    processes: Processes,
-    clients: LoopClients,
-    agents: Agents,
-) -> LoopService:
-    from rlm_protocol import loop as wire
+class Loops(Lazily["LoopService"]):
+    """The loops of a host, made by their first use."""
 
-    from .loops.session_steps import AgentRunner, ReplRunner
+    def __init__(
+        self,
+        home: Path,
+        env: Mapping[str, str],
+        *,
+        processes: Processes,
+        clients: LoopClients,
+        agents: Agents,
+    ) -> None:
+        super().__init__(self._load)
+        self._home, self._env, self._processes = home, env, processes
+        self._clients, self._agents = clients, agents
 
-    async def session(session_id: str) -> "SessionActor":
-        return await agents.sessions.get(session_id)
+    @property
+    def running(self) -> int:
+        """How many runs this host is working on; asking loads nothing."""
+        return self.known.running if self.known is not None else 0
 
-    kept = {name: env[name] for name in STEP_VARIABLES if name in env}
-    runners: Runners = {
-        wire.CommandStep: CommandRunner(processes, env=kept, cwd=Path.cwd()),
-        wire.ClientStep: ClientRunner(clients),
-        wire.ReplStep: ReplRunner(session),
-        wire.AgentStep: AgentRunner(session),
-    }
+    async def _load(self) -> "LoopService":
+        name = f"{__package__}.loops.session_steps"
+        await anyio.to_thread.run_sync(importlib.import_module, name)
+        return self._service()
 
-    def open_store() -> RunStore:
+    def _service(self) -> "LoopService":
+        from rlm_protocol import loop as wire
+
+        from .loops.service import LoopService
+        from .loops.session_steps import AgentRunner, ReplRunner
+        from .loops.steps import ClientRunner, CommandRunner, Runners
+
+        clients, kept = self._clients, {n: self._env[n] for n in STEP_VARIABLES if n in self._env}
+        runners: Runners = {
+            wire.CommandStep: CommandRunner(self._processes, env=kept, cwd=Path.cwd()),
+            wire.ClientStep: ClientRunner(clients),
+            wire.ReplStep: ReplRunner(self._session),
+            wire.AgentStep: AgentRunner(self._session),
+        }
+        return LoopService(
+            self._open_store,
+            runners,
+            open_log=self._open_log,
+            worker=f"rlm-host {os.getpid()}",
+            on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
+            on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
+        )
+
+    async def _session(self, session_id: str) -> "SessionActor":
+        return await self._agents.sessions.get(session_id)
+
+    def _open_store(self) -> "RunStore":
         from .loops.stores.sqlite import SqliteRunStore
         from .sessions.journal import store_error
 
-        path = paths.run_store(home, RUN_STORE)
+        path = paths.run_store(self._home, RUN_STORE)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as why:
             raise store_error(why, str(path.parent)) from why
         return SqliteRunStore(path)
 
-    return LoopService(
-        open_store,
-        runners,
-        worker=f"rlm-host {os.getpid()}",
-        on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
-        on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
-    )
+    def _open_log(self) -> "DecisionLog":
+        from .loops.audit import DecisionLog
+
+        return DecisionLog(paths.decision_log(self._home))

@@ -44,6 +44,32 @@ class KernelConfig(_Table, frozen=True):
     """Modules that the template loads for its kernels."""
 
 
+class Allowance(_Table, frozen=True):
+    """How much all sessions of a home may use together; a missing key is no limit."""
+
+    usd: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    spawns: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class BudgetConfig(_Table, frozen=True):
+    """`[budget.host]` and `[budget.day]`: admitted before each request, as a session's budget."""
+
+    host: Allowance | None = None
+    """Ever, from the day the limit was set."""
+    day: Allowance | None = None
+    """On each day (UTC)."""
+
+
+class SkillsConfig(_Table, frozen=True):
+    """`[skills]`: which Python skills kernels and models are told of."""
+
+    workspace: bool = True
+    """Those of the workspace's `.rlm/skills`, too."""
+    disabled: tuple[str, ...] = ()
+    """Names of skills that are not offered, whoever brings them."""
+
+
 class HostConfig(_Table, frozen=True):
     """`[host]`."""
 
@@ -87,6 +113,8 @@ class Config(_Table, frozen=True):
     kernel: KernelConfig = KernelConfig()
     sessions: SessionsConfig = SessionsConfig()
     children: ChildrenConfig = ChildrenConfig()
+    budget: BudgetConfig = BudgetConfig()
+    skills: SkillsConfig = SkillsConfig()
     host: HostConfig = HostConfig()
     log: LogConfig = LogConfig()
     providers: dict[str, Any] = {}

@@ -103,6 +103,11 @@ def run_store(home: Path, workspace: str) -> Path:
     return home / "runs" / f"{stored_name(workspace)}.sqlite3"
 
 
+def decision_log(home: Path) -> Path:
+    """Decisions of all loops of this home's hosts."""
+    return home / "runs" / "decisions.sqlite3"
+
+
 def budget_store(home: Path) -> Path:
     """Spending of host and day."""
     return home / "budget.sqlite3"

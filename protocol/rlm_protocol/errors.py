@@ -305,7 +305,7 @@ class MessageLimit(RlmError):
 
 class PolicyDenied(RlmError):
     code = -31332
-    meaning = "The spawn contract does not allow this."
+    meaning = "The spawn contract, or a person's stop, does not allow this."
 
 
 # --- models and budgets: -314xx -----------------------------------------------------------------

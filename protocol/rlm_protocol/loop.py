@@ -187,6 +187,31 @@ class LoopReportResult(Result, frozen=True):
     claims: tuple[LoopClaim, ...] = ()
 
 
+class LoopDecisionsParams(Params, frozen=True):
+    """Read the decision log in the order of its writing, of one run or of all, a page at a time."""
+
+    run_id: Id | None = None
+    after: Count = 0
+    limit: PageSize = 200
+
+
+class LoopDecision(Result, frozen=True):
+    """One row (seed: loop-kernel, Audit); `id` is the same however often it was written."""
+
+    id: str
+    kind: str
+    run_id: str
+    generation: int
+    decision: dict[str, Any]
+
+
+class LoopDecisionsResult(Result, frozen=True):
+    """`next_after` is null on the last page."""
+
+    decisions: tuple[LoopDecision, ...]
+    next_after: int | None = None
+
+
 class LoopListParams(Params, frozen=True):
     """A page of runs, newest first."""
 

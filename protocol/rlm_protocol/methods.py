@@ -313,6 +313,7 @@ METHODS: dict[str, Method] = {
         _w("loop/pause", loop.RunControlParams, loop.RunResult, "run", *_RUN),
         _w("loop/resume", loop.RunControlParams, loop.RunResult, "run", *_RUN),
         _m("loop/report", loop.LoopReportParams, loop.LoopReportResult, "run", *_RUN),
+        _m("loop/decisions", loop.LoopDecisionsParams, loop.LoopDecisionsResult, "run", *_RUN[1:]),
         _m("loop/snapshot", loop.RunParams, loop.LoopSnapshotResult, "run", *_RUN),
         _m("loop/list", loop.LoopListParams, loop.LoopListResult, "host", *_RUN[1:]),
         _w("loop/fork", loop.LoopForkParams, loop.RunResult, "run", *_RUN, e.Conflict),

@@ -10,6 +10,9 @@ import msgspec
 TEMPLATE_FD = "RLM_TEMPLATE_FD"
 """Variable that makes `python -m rlm.repl` a template: number of its end of the socket."""
 
+STALE = 75
+"""Exit code of a fork whose template is out of date (EX_TEMPFAIL): start cold."""
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of every message: immutable, named fields, unknown fields ignored."""
@@ -27,6 +30,14 @@ class Fork(_Message, frozen=True, tag="fork"):
 
     Five descriptors come with it: stdin, stdout, stderr, the guard's control socket, and a socket
     on which the kernel waits for its Birth.
+    """
+
+
+class Retire(_Message, frozen=True, tag="retire"):
+    """
+    End; what was forked is the host's now. Not answered.
+
+    The end of the link alone does not say so: it is also the first sign of a host that was killed.
     """
 
 
@@ -60,7 +71,7 @@ class Birth(_Message, frozen=True, tag="birth"):
     """The whole environment, in its order."""
 
 
-Order = Prepare | Fork
+Order = Prepare | Fork | Retire
 Told = Ready | Refused | Born | Gone
 
 encode = msgspec.msgpack.Encoder().encode

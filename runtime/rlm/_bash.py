@@ -237,6 +237,13 @@ def _after_cell() -> None:
         handle._tell()
 
 
+def kill_all() -> None:
+    """Kill every command that runs; nobody is told of their ends."""
+    if _reading is not None:
+        for handle in _reading.running():
+            handle.kill(signal.SIGKILL)
+
+
 def _notify(type_: str, payload: dict[str, Any]) -> None:
     try:
         _runtime.current().bridge.notify(type_, payload)
@@ -275,13 +282,17 @@ class _Reader:
         self._ends: dict[int, BashHandle] = {}
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        runtime.after_cell(_after_cell)
+        runtime.execution.after_cell(_after_cell)
         threading.Thread(target=self._run, name="rlm-bash", daemon=True).start()
 
     def add(self, handle: BashHandle) -> None:
         """Watch a command."""
         self._added.append(handle)
         self.wake()
+
+    def running(self) -> list[BashHandle]:
+        """Give the commands that have not ended."""
+        return [handle for handle in (*self._added, *self._ends.values()) if handle.running]
 
     def wake(self) -> None:
         """Have the thread look."""

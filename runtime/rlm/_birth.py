@@ -13,7 +13,6 @@ from typing import Any
 
 from rlm_protocol import warm
 
-STALE = 75  # EX_TEMPFAIL: start anew
 _BIRTH_BYTES = 256 * 1024
 _SITES = ("site-packages", "dist-packages")
 
@@ -36,7 +35,7 @@ class Conditions:
         if not data or len(fds) != 1:
             os._exit(0)
         if any(_stamp(path) != stamp for path, stamp in self._files.items()):
-            os._exit(STALE)
+            os._exit(warm.STALE)
         os.fchdir(fds[0])
         os.close(fds[0])
         self._set_environment(dict(warm.decode_birth(data).environment))

@@ -11,10 +11,18 @@ RUNTIME_NAMES = frozenset(
 )
 """Bound by the host's bootstrap or by shells of other systems: never listed, saved or restored."""
 
+SKILLS: set[str] = set()
+"""Names of the skills that the host has bound: as little the user's."""
+
 
 def is_users(name: object) -> bool:
     """Tell whether the user made this name."""
-    return type(name) is str and not name.startswith("_") and name not in RUNTIME_NAMES
+    return (
+        type(name) is str
+        and not name.startswith("_")
+        and name not in RUNTIME_NAMES
+        and name not in SKILLS
+    )
 
 
 def user_names(namespace: dict[str, Any]) -> list[str]:

@@ -43,7 +43,7 @@ ONLY_IN = {
     "pydantic": "models",
     "pydantic_ai": "models",
     "genai_prices": "models",
-    "apsw": ("loops", "sessions", "children", "continuity"),
+    "apsw": ("loops", "sessions", "children", "continuity", "sqlite_file.py"),
     "psycopg": "loops",
     "psycopg_pool": "loops",
     "temporalio": "loops",

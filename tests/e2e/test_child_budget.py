@@ -8,6 +8,7 @@ import pytest
 
 from rlm_host.children.accounts import book_of, worst_case
 from rlm_host.children.budget import NOTHING
+from rlm_host.children.spending import Spending
 from rlm_host.models.catalog import ModelInfo
 from rlm_host.models.prices import Price
 from rlm_host.models.provider import Request, UserMessage
@@ -16,6 +17,7 @@ from rlm_protocol import errors as e
 from rlm_protocol.item import Notice
 from rlm_protocol.session import Budget
 from support.family import Family, family
+from support.processes import in_time
 
 pytestmark = pytest.mark.anyio
 
@@ -104,6 +106,93 @@ async def test_one_warning_at_80_percent_and_reservations_survive_a_restart(
         items = await host.items(root)
         assert len([i for i in items if isinstance(i, Notice)]) == 1
         settled(root)
+
+
+async def test_a_turns_budget_bounds_what_the_turn_launches_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """The scripted model's window makes a worst case of at least 200,000 tokens."""
+    spawn = "await rlm({0!r}, name={1!r}, model='scripted/steps', unguarded=True)"
+    async with family(tmp_path) as host:
+        root = await host.root(model="scripted/steps")
+        turn_id = await root.start_turn(
+            play({"call": spawn.format(SAY, "one")}, {"text": "ok"}),
+            budget=Budget(tokens=900_000, spawns=1),
+        )
+        await host.noticed(root, 1)
+        used = book_of(root).used[turn_id]
+        child = host.agent(root, "one")
+        tokens = child.usage.input_tokens + child.usage.output_tokens
+        assert used.spawns == 1
+        assert used.tokens > tokens > 0, "the turn's own requests, and the child's"
+        await host.children.send(root, "one", SAY)  # a client's task: no turn's
+        await host.noticed(root, 2)
+        assert book_of(root).used[turn_id] == used
+        await root.start_turn(
+            play({"call": spawn.format(SAY, "two")}, {"call": spawn.format(SAY, "three")}),
+            budget=Budget(spawns=1),
+        )
+        await host.noticed(root, 3)
+        assert [agent.name for agent in host.children.agents(root)] == ["one", "two"]
+        poor = await root.start_turn("[]", budget=Budget(tokens=1000))
+        await in_time(root.wait_idle())
+        ended = [i for i in await host.items(root) if getattr(i, "turn_id", None) == poor]
+        assert root.state.last_status == "failed"
+        assert [type(one).__name__ for one in ended] == ["UserMessage"]
+        await host.say(root, SAY)
+        assert root.state.last_status == "completed"
+        settled(root)
+
+
+async def test_host_and_day_bound_every_tree_of_a_home(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "budget.sqlite3"
+
+    def limited() -> Spending:
+        return Spending(path, host=Budget(spawns=2), day=Budget(tokens=450_000))
+
+    async with (
+        family(tmp_path, spending=limited()) as one,
+        family(tmp_path, spending=limited()) as two,
+    ):
+        first, second = await one.root(model="scripted/echo"), await two.root(model="scripted/echo")
+        for host, root in ((one, first), (two, second)):
+            await spawn_all(host, root, 1)
+            await host.noticed(root, 1)
+        with pytest.raises(e.BudgetExhausted) as caught:
+            await two.spawn(second, SAY, name="third")
+        assert (caught.value.data["scope"], caught.value.data["unit"]) == ("host", "spawns")
+        spent = limited().spent()
+        whole = [actor.state.own + actor.state.attributed for actor in (first, second)]
+        assert spent.tokens == sum(usage.input_tokens + usage.output_tokens for usage in whole)
+        assert limited().open() == {}
+        assert spent.spawns == 2
+    async with family(
+        tmp_path, spending=Spending(path, host=None, day=Budget(tokens=200_000))
+    ) as host:
+        root = await host.store.get(first.id)
+        await host.say(root, "no room today")
+        assert root.state.last_status == "failed"
+        assert limited().open() == {}
+    async with family(
+        tmp_path, spending=Spending(path, host=None, day=Budget(tokens=240_000))
+    ) as host:
+        root = await host.store.get(first.id)
+        await host.say(root, "one")
+        await host.say(root, "two")
+        notices = [i for i in await host.items(root) if isinstance(i, Notice)]
+        assert ["for today" in notice.text for notice in notices] == [True]
+
+
+async def test_an_unknown_price_is_refused_where_money_is_limited(tmp_path: Path) -> None:
+    providers = {"local": {"kind": "openai", "base_url": "http://127.0.0.1:9", "models": ["m"]}}
+    spending = Spending(
+        tmp_path / "home" / "budget.sqlite3", host=None, day=Budget(usd=1_000_000.0)
+    )
+    async with family(tmp_path, providers=providers, spending=spending) as host:
+        root = await host.root(model="local/m")
+        await host.say(root, "hello")
+        assert root.state.last_status == "failed"
+        assert root.state.own.responses == 0
 
 
 def test_the_worst_case_is_one() -> None:

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from rlm_host.faces import cli_loop
+from rlm_host.loops.report import read_report
 from rlm_host.loops.stores.open import open_store
 from rlm_protocol.loop_records import GenerationDone
 from support.cli import COMMAND, DEADLINE_S, cli_env, end, rlm_host, wait_for
+from support.services import Postgres, Temporal
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "loop_quickstart.py"
 PROGRAM = """
@@ -105,6 +108,61 @@ def test_a_killed_worker_is_waited_for_and_another_finishes(tmp_path: Path, stor
         done = [e.event for e in store.events("shared") if isinstance(e.event, GenerationDone)]
     assert [one.decision.action for one in done] == ["accept", "accept", "reject", "accept"]
     assert done[2].decision.reason == "gate_denied:careful"
+
+
+def test_the_quickstart_of_two_processes_one_killed_is_finished_by_the_other(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """The example as it is: its first worker dies while the server holds back an append of it."""
+    url = postgres.new_url()
+    open_store(url).close()
+    postgres.sql(
+        "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_advisory_xact_lock_shared(4711); RETURN new; END $$;"
+        "CREATE TRIGGER hold BEFORE INSERT ON loop_events FOR EACH ROW"
+        " WHEN (new.key = 'generation:1') EXECUTE FUNCTION hold()",
+        url,
+    )
+    args = (str(EXAMPLE), "--store", url, "--lease-s", "2")
+    waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with psycopg.connect(url, autocommit=True) as holding:
+        holding.execute("SELECT pg_advisory_lock(4711)")
+        with started(tmp_path, *args, "--worker", "first") as first:
+            wait_for(lambda: postgres.sql(waits) == [(1,)], what="the append of generation 1")
+            with started(tmp_path, *args, "--worker", "second") as second:
+                assert second.stdout is not None
+                assert second.stdout.readline() == "run loop_quickstart, worker second\n"
+                first.send_signal(signal.SIGKILL)
+                first.wait(DEADLINE_S)
+                holding.execute("SELECT pg_advisory_unlock(4711)")
+                rest, errors = second.communicate(timeout=DEADLINE_S)
+    assert (second.returncode, errors) == (0, "")
+    end_line = "loop_quickstart  completed  generation 4  best 0.7 skill-1  (max_generations)"
+    assert rest.splitlines()[-1] == end_line
+    with contextlib.closing(open_store(url)) as store:
+        report = read_report(store, "loop_quickstart")
+    assert {claim.worker for claim in report.claims} == {"first", "second"}
+    assert report.claims[-1].worker == "second"
+    assert [g.action for g in report.generations] == ["accept", "reject", "reject", "reject"]
+    postgres.drop(url)
+
+
+def test_the_quickstart_runs_on_a_cluster_is_watched_and_moves_to_a_file(
+    tmp_path: Path, temporal: Temporal
+) -> None:
+    store = ("--store", temporal.new_url())
+    for _ in range(2):  # again, it says the same
+        ran = rlm_host(tmp_path, "loop", "run", str(EXAMPLE), *store)
+        end_line = "loop_quickstart  completed  generation 4  best 0.7 skill-1  (max_generations)"
+        assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, end_line), ran.stderr
+    watched = rlm_host(tmp_path, "loop", "watch", "loop_quickstart", *store).stdout.splitlines()
+    assert [line.split()[1] for line in watched[:4]] == ["accept", "reject", "reject", "reject"]
+    assert watched[-1] == end_line
+    moved = rlm_host(tmp_path, "loop", "export", "loop_quickstart", *store).stdout
+    taken = rlm_host(tmp_path, "loop", "import", "--store", "sqlite:r.db", given=moved)
+    assert taken.stdout.strip() == end_line
+    refused = rlm_host(tmp_path, "loop", "prune", *store, "--older-than", "1")
+    assert (refused.returncode, "[unsupported]" in refused.stderr) == (1, True)
 
 
 def test_the_quickstart_runs_under_a_store_and_again_to_the_same_end(tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ async def test_a_run_of_commands(tmp_path: Path) -> None:
         rest = await client.request("loop/report", {"runId": run["runId"], "after": 2})
         assert [g["generation"] for g in rest["generations"]] == [3]
         assert rest["nextAfter"] is None
+        log = (await client.request("loop/decisions", {"limit": 3}))["decisions"]
+        assert [row["id"] for row in log] == [f"{log[0]['runId']}:generation:{n}" for n in range(3)]
+        assert log[0]["decision"]["action"] == actions[0]
 
 
 @pytest.mark.anyio

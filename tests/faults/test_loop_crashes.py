@@ -284,7 +284,7 @@ def test_c15_a_wall_clock_that_is_off_changes_nothing(
 ) -> None:
     """The worker's clock, that is; it is killed, and one with a right clock goes on."""
     db = place.new()
-    with nursery(tmp_path, clock_env(shift)) as astray:
+    with nursery(tmp_path, env=clock_env(shift)) as astray:
         fault = {"action": "SIGKILL", "point": "in_apply", "nth": 2}
         child = astray.start(db, lease_ms=30_000, fault=fault)
         assert child.ended() == signal.SIGKILL

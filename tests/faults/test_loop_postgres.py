@@ -5,16 +5,23 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
+import time
+from functools import partial
 
 import msgspec
 import psycopg
 import pytest
 
 from rlm_host.loops.head import fold_all
+from rlm_host.loops.inputs import LoopObservation
+from rlm_host.loops.kernel import LoopKernel
+from rlm_host.loops.leases import LeaseKeeper
 from rlm_host.loops.stores.open import open_store
 from rlm_host.loops.stores.postgres import PostgresRunStore
+from rlm_host.loops.stores.postgres_hints import EVERY_S
 from rlm_protocol.errors import ConfigInvalid, SchemaTooNew, StoreFull, StoreUnavailable
-from rlm_protocol.loop_records import Head, ObservationRecord
+from rlm_protocol.loop_records import Head, LoopConfig, ObservationRecord
 from support.crash_table import crash
 from support.loop_child import ACTIONS, functions, kernel_on, plain
 from support.loop_stores import generation, head_after, submitted
@@ -245,3 +252,77 @@ def test_claimants_of_whatever_is_free_get_different_runs(url, store) -> None:
     taken = sorted(lease.run_id for lease in leases if lease is not None)
     assert taken == [f"run-{n}" for n in range(1, 6)]
     assert store.claim_next("w", tenant="nobody") is None
+
+
+# --- hints ----------------------------------------------------------------------------------------
+
+
+class Heard:
+    """Counts hints."""
+
+    def __init__(self) -> None:
+        self.count, self._changed = 0, threading.Condition()
+
+    def __call__(self) -> None:
+        with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+
+    def more_than(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count > count, timeout=30)
+
+
+def test_a_cancel_of_another_host_is_hinted_at_and_not_waited_for(url, store, monkeypatch) -> None:
+    monkeypatch.setattr("rlm_host.loops.kernel.LeaseKeeper", partial(LeaseKeeper, watch_s=3_600.0))
+    loops = LoopKernel(store, LoopConfig("t", "w", max_generations=2), lease_ms=3_600_000)
+    other, run_id = open_store(url), loops.submit()
+
+    def step(context) -> LoopObservation:
+        other.request(run_id, "cancel", "enough")
+        deadline = time.monotonic() + 30
+        while not context.cancelled:
+            assert time.monotonic() < deadline, "the hint has not come"
+        raise InterruptedError
+
+    assert loops.run(run_id, "w", step).stopped_reason == "enough"
+    other.close()
+
+
+def test_appends_share_hints_and_one_who_waits_hears_of_them(url, store) -> None:
+    store.submit("run", submitted(max_generations=1_000))
+    lease, head, heard = store.claim("run", "w"), Head(), Heard()
+    with store.hints(heard):
+        heard.more_than(0)  # it listens
+        began = time.monotonic()
+        for n in range(200):
+            head = fold_all([generation(n)], head)
+            store.append(lease, [generation(n)], head)
+        took_s = time.monotonic() - began
+        heard.more_than(1)
+        assert heard.count <= 3 + took_s / EVERY_S
+
+
+def test_a_hint_that_cannot_be_given_fails_nothing(postgres: Postgres, url) -> None:
+    def end_sessions(point: str) -> None:
+        if point == "store.committed":
+            for pid in postgres.backends(url):
+                postgres.sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+
+    store = PostgresRunStore(url, fault=end_sessions)
+    assert store.submit("run", submitted())
+    assert store.request("run", "pause", "lunch").status == "paused"
+    store.close()
+
+
+def test_hints_come_again_after_a_restart_of_the_server(postgres: Postgres, url, store) -> None:
+    store.submit("run", submitted())
+    heard = Heard()
+    with store.hints(heard, of="requests"):
+        heard.more_than(0)
+        before = heard.count
+        postgres.restart_immediately()
+        heard.more_than(before)
+        before = heard.count
+        store.request("run", "pause", "lunch")
+        heard.more_than(before)

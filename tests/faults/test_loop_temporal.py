@@ -1,33 +1,54 @@
 """Durable loops on a real Temporal server, whose workers and which itself are killed."""
 
-import contextlib
 import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from rlm_host.loops.kernel import LoopKernel
 from rlm_host.loops.report import read_report
+from rlm_host.loops.stores.open import open_runs, open_store
 from rlm_host.loops.stores.sqlite import SqliteRunStore
 from rlm_host.loops.temporal.runs import TemporalRuns
 from rlm_protocol import loop_records as records
-from rlm_protocol.errors import ConfigInvalid, Conflict, RunNotFound, StoreUnavailable
-from rlm_protocol.loop_records import LoopConfig, Submitted
+from rlm_protocol.errors import StoreUnavailable, Unsupported
+from rlm_protocol.loop_records import LoopConfig, StepFailed, Submitted
 from rlm_protocol.loop_temporal import Settings
-from support.loop_child import ACTIONS, CONFIG, Effects, functions, plain
-from support.loop_stores import submitted
+from support.crash_table import crash
+from support.loop_child import (
+    ACTIONS,
+    CONFIG,
+    Child,
+    Effects,
+    Nursery,
+    clock_env,
+    functions,
+    nursery,
+    plain,
+)
 from support.services import Temporal
+
+TEMPORAL = ("temporal",)
 
 PATIENCE_S = 180.0
 SETTINGS = Settings(heartbeat_ms=1_000, generations=2)
 """Every run continues as a new execution twice, and a dead worker is noticed soon."""
+WORKER = "rlm_host.loops.temporal.worker"
+POINTS = (
+    # point, and which time that it is passed by its worker
+    ("before_step", 1),
+    ("in_step", 1),
+    ("after_step", 1),
+    ("before_apply", 1),
+    ("in_apply", 1),
+    ("after_apply", 2),
+    ("in_record", 1),
+    ("in_rollback", 1),
+)
+"""At each of them one worker of the run is killed, in this order. A point is named by `functions`."""
 _numbers = itertools.count()
 
 
@@ -42,13 +63,15 @@ def until(met, what: str):
 class Cluster:
     """One queue of the server, the workers on it and what they do outside."""
 
-    def __init__(self, server: Temporal, folder: Path, settings: Settings = SETTINGS) -> None:
-        self.server, self.db = server, folder / "runs"
+    def __init__(
+        self, server: Temporal, children: Nursery, folder: Path, settings: Settings = SETTINGS
+    ) -> None:
+        self.server, self.children, self.db = server, children, folder / "runs"
         self.queue = f"queue-{os.getpid()}-{next(_numbers)}"
         self.run = f"run-{self.queue}"
         self.runs = TemporalRuns(server.url, queue=self.queue, settings=settings)
         self.effects = Effects(self.db)
-        self.workers: list[subprocess.Popen] = []
+        self.workers: list[Child] = []
 
     def submit(self, **config) -> str:
         values = {**CONFIG, **config}
@@ -57,17 +80,14 @@ class Cluster:
         )
         return self.run
 
-    def work(self, **request) -> subprocess.Popen:
-        tests = Path(__file__).parents[1]
-        argv = [sys.executable, "-m", "support.loop_child", self.server.url, self.queue]
-        worker = subprocess.Popen(
-            [*argv, str(self.db), json.dumps(request)],
-            stdout=subprocess.PIPE,
-            cwd=tests,
-            env={**os.environ, "PYTHONPATH": str(tests)},
-        )
+    def work(self, children: Nursery | None = None, **request) -> Child:
+        """Start a worker, and wait until it works."""
+        ready = self.db.with_name(f"ready-{len(self.workers)}")
+        cluster = [self.server.url, self.queue]
+        children = children or self.children
+        worker = children.start(self.db, cluster=cluster, ready=str(ready), **request)
         self.workers.append(worker)
-        assert worker.stdout.readline() == b"working\n"
+        until(ready.exists, "a worker")
         return worker
 
     def ended(self):
@@ -79,15 +99,19 @@ class Cluster:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.kill()
-            worker.wait()
-            worker.stdout.close()
+            worker.end()
         self.runs.close()
 
 
+@pytest.fixture(scope="module")
+def children(tmp_path_factory: pytest.TempPathFactory):
+    with nursery(tmp_path_factory.mktemp("children"), WORKER) as opened:
+        yield opened
+
+
 @pytest.fixture
-def cluster(temporal: Temporal, tmp_path: Path):
-    opened = Cluster(temporal, tmp_path)
+def cluster(temporal: Temporal, children: Nursery, tmp_path: Path):
+    opened = Cluster(temporal, children, tmp_path)
     yield opened
     opened.close()
 
@@ -105,12 +129,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory):
     return events
 
 
-def test_a_run_has_the_same_history_as_in_our_own_stores(cluster: Cluster, undisturbed) -> None:
+@crash("C14", "C15", on=TEMPORAL)
+def test_c14_c15_workers_share_a_run_whatever_their_clocks_say(
+    cluster: Cluster, undisturbed, tmp_path: Path
+) -> None:
     cluster.submit()
     cluster.work()
-    report = cluster.ended()
+    with nursery(tmp_path, WORKER, env=clock_env("+1d")) as astray:
+        cluster.work(astray)
+        cluster.work()
+        report = cluster.ended()
+        for worker in cluster.workers:
+            worker.end()
     assert [g.action for g in report.generations] == ACTIONS
     assert cluster.history() == undisturbed
+    assert [len(cluster.effects.by_generation("step")[n]) for n in range(6)] == [1] * 6
     assert sorted(cluster.effects.by_generation("apply")) == [0, 1, 4, 5]
     assert cluster.runs.get(cluster.run, "generation:3").event.decision.action == "rollback"
     assert cluster.runs.get(cluster.run, "generation:9") is None
@@ -118,50 +151,104 @@ def test_a_run_has_the_same_history_as_in_our_own_stores(cluster: Cluster, undis
     assert second == cluster.runs.events(cluster.run)[3:5]
 
 
-@pytest.mark.parametrize("point", ["in_step", "in_apply", "in_rollback"])
-def test_a_killed_workers_generation_is_done_by_another(
-    cluster: Cluster, undisturbed, point
+@crash("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", on=TEMPORAL)
+def test_c1_to_c8_workers_killed_at_every_point_change_nothing_but_the_number_of_tries(
+    cluster: Cluster, undisturbed
 ) -> None:
     cluster.submit()
-    nth = 1 if point == "in_rollback" else 2
-    killed = cluster.work(fault={"action": "SIGKILL", "point": point, "nth": nth})
-    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+    for point, nth in POINTS:
+        killed = cluster.work(fault={"action": "SIGKILL", "point": point, "nth": nth})
+        assert killed.ended() == signal.SIGKILL, point
     cluster.work()
     cluster.ended()
     assert cluster.history() == undisturbed
-    steps = cluster.effects.by_generation("step")
-    assert [len(steps[n]) for n in range(6)] == [1, 2 if point == "in_step" else 1, 1, 1, 1, 1]
-    for lines in cluster.effects.by_generation("apply").values():
-        tokens = [int(line.rpartition("token")[2]) for line in lines]
-        assert tokens == sorted(set(tokens)), "the second attempt's token is larger"
+    for word in ("step", "apply", "rollback"):
+        for lines in cluster.effects.by_generation(word).values():
+            tokens = [int(line.rpartition("token")[2]) for line in lines if "token" in line]
+            assert tokens == sorted(set(tokens)), "each attempt's token is larger"
+    seeds = cluster.effects.by_generation("step").values()
+    assert all(len({line.split()[2] for line in lines}) == 1 for lines in seeds)
 
 
+@crash("C9", on=TEMPORAL)
+def test_c9_a_run_that_is_over_needs_no_worker_after_its_last_one_was_killed(
+    cluster: Cluster, undisturbed
+) -> None:
+    cluster.submit(max_generations=1)
+    last = cluster.work()
+    cluster.ended()
+    last.end()
+    assert cluster.runs.head(cluster.run).reason == "max_generations"
+    assert read_report(cluster.runs, cluster.run).terminal
+
+
+@crash("C12", on=TEMPORAL)
+def test_c12_a_worker_that_slept_past_its_heartbeat_changes_nothing_when_it_wakes(
+    temporal, children, undisturbed, tmp_path
+) -> None:
+    """Attempts that the server hands to it while it sleeps are lost, and made again."""
+    cluster = Cluster(temporal, children, tmp_path, Settings(heartbeat_ms=1_000, deaths=30))
+    try:
+        cluster.submit()
+        sleeper = cluster.work(fault={"action": "SIGSTOP", "point": "in_apply", "nth": 2})
+        until(lambda: 1 in cluster.effects.by_generation("apply"), "the second apply")
+        cluster.work()
+        cluster.ended()
+        before = cluster.history()
+        os.kill(sleeper.pid, signal.SIGCONT)
+        first, second = (
+            int(line.rpartition("token")[2]) for line in cluster.effects.by_generation("apply")[1]
+        )
+        assert first < second
+        sleeper.end()
+        assert cluster.history() == before == undisturbed
+    finally:
+        cluster.close()
+
+
+@crash("C22", "C23", on=TEMPORAL)
+def test_c22_c23_what_gives_no_observation_is_recorded_and_nan_is_rejected(
+    cluster: Cluster,
+) -> None:
+    cluster.submit(max_generations=1)
+    cluster.work(judge="broken")
+    report = cluster.ended()
+    assert [(g.action, g.reason) for g in report.generations] == [("reject", "invalid_observation")]
+    failed = [e.event for e in cluster.runs.events(cluster.run) if isinstance(e.event, StepFailed)]
+    assert [(e.attempt, e.error) for e in failed] == [(1, "OSError"), (2, "TypeError")]
+
+
+@crash("C10", on=TEMPORAL)
 def test_c10_what_was_applied_is_what_was_accepted_though_the_judge_flips(cluster: Cluster) -> None:
     cluster.submit()
     killed = cluster.work(
         fault={"action": "SIGKILL", "point": "in_apply", "nth": 2}, judge="flipping"
     )
-    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+    assert killed.ended() == signal.SIGKILL
     cluster.work(judge="flipping")
     report = cluster.ended()
     accepted = {g.generation for g in report.generations if g.action == "accept"}
     assert set(cluster.effects.by_generation("apply")) == accepted
 
 
-def test_c21_a_step_that_always_kills_its_worker_fails_the_run(temporal, tmp_path) -> None:
-    cluster = Cluster(temporal, tmp_path, Settings(heartbeat_ms=1_000, deaths=2))
+@crash("C21", on=TEMPORAL)
+def test_c21_a_step_that_always_kills_its_worker_fails_the_run(
+    temporal, children, tmp_path
+) -> None:
+    cluster = Cluster(temporal, children, tmp_path, Settings(heartbeat_ms=1_000, deaths=2))
     try:
         cluster.submit()
         for _ in range(2):
             killed = cluster.work(fault={"action": "SIGKILL", "point": "in_step", "nth": 1})
-            assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+            assert killed.ended() == signal.SIGKILL
         cluster.work()
         assert cluster.ended().stopped_reason == "crash_loop"
     finally:
         cluster.close()
 
 
-def test_a_killed_server_goes_on_where_it_was(cluster: Cluster, undisturbed) -> None:
+@crash("C25", on=TEMPORAL)
+def test_c25_a_killed_server_goes_on_where_it_was(cluster: Cluster, undisturbed) -> None:
     cluster.submit()
     stopped = cluster.work(fault={"action": "SIGSTOP", "point": "in_step", "nth": 3})
     until(lambda: len(cluster.effects.by_generation("step")) == 3, "the third step")
@@ -189,57 +276,25 @@ def test_a_cancel_ends_a_step_that_is_at_work(cluster: Cluster) -> None:
     assert cluster.run in listed
 
 
-def test_a_paused_run_rests_and_is_forked_and_goes_on(cluster: Cluster, undisturbed) -> None:
+def test_a_fork_goes_on_with_its_parents_history(cluster: Cluster) -> None:
     cluster.submit()
-    cluster.runs.request(cluster.run, "pause", "lunch")
     cluster.work()
-    row = until(lambda: (r := cluster.runs.head(cluster.run)).status == "paused" and r, "the pause")
-    assert (row.reason, row.head.generation) == ("lunch", 0)
-    cluster.runs.request(cluster.run, "resume", "back")
     cluster.ended()
     child = f"{cluster.run}-fork"
     config = LoopConfig("t", "w", **{**CONFIG, "max_generations": 4})
     begun = Submitted(config=config, seed_root="run", parent=cluster.run, forked_at=1)
     assert cluster.runs.fork(cluster.run, 1, child, begun)
-    with pytest.raises(ConfigInvalid):
-        cluster.runs.fork(cluster.run, 17, "another", begun)
     report = until(lambda: (r := read_report(cluster.runs, child)).terminal and r, "its end")
     assert [g.action for g in report.generations] == ACTIONS[:4]
     assert len(cluster.effects.by_generation("step")[0]) == 1
 
 
-def test_runs_are_submitted_once_and_listed_without_any_worker(cluster: Cluster) -> None:
-    runs, run = cluster.runs, cluster.run
-    tenant = f"tenant-{cluster.queue}'s"
-    first = submitted(run)
-    first = msgspec.structs.replace(
-        first, config=msgspec.structs.replace(first.config, tenant=tenant)
-    )
-    assert runs.submit(run, first)
-    assert not runs.submit(run, first)
-    with pytest.raises(Conflict):
-        runs.submit(run, submitted(run))
-    row = runs.head(run)
-    assert (row.tenant, row.status, row.seq, row.owner) == (tenant, "running", 1, None)
-    assert [e.event for e in runs.events(run)] == [first]
-    for n in range(2):
-        runs.submit(f"{run}-{n}", msgspec.structs.replace(first, seed_root=str(n)))
-    until(lambda: len(runs.list(tenant=tenant).runs) == 3, "three runs in the listing")
-    page = runs.list(tenant=tenant, limit=2)
-    rest = runs.list(tenant=tenant, limit=2, cursor=page.cursor)
-    assert [r.run_id for r in (*page.runs, *rest.runs)] == [f"{run}-1", f"{run}-0", run]
-    assert runs.health().runs >= 3
+def test_an_absent_cluster_is_named() -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        open_runs("temporal://127.0.0.1:1")
+    assert "127.0.0.1:1" in str(refused.value)
 
 
-def test_an_unknown_run_and_an_absent_cluster_are_named(cluster: Cluster) -> None:
-    for ask in (
-        lambda: cluster.runs.head("nowhere"),
-        lambda: cluster.runs.events("nowhere"),
-        lambda: cluster.runs.get("nowhere", "submitted"),
-        lambda: cluster.runs.request("nowhere", "cancel", "x"),
-    ):
-        with pytest.raises(RunNotFound) as missing:
-            ask()
-        assert missing.value.data["run_id"] == "nowhere"
-    with pytest.raises(StoreUnavailable), contextlib.closing(TemporalRuns("127.0.0.1:1")):
-        pass
+def test_an_engine_that_keeps_its_runs_itself_is_no_store(cluster: Cluster) -> None:
+    with pytest.raises(Unsupported):
+        open_store(f"temporal://{cluster.server.url}")

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from rlm_host.kernels.cell import OutputEvent
-from rlm_host.kernels.client import Kernel, Launch, open_kernel
+from rlm_host.kernels.client import Kernel, Launch
 from rlm_host.kernels.doctor import doctor
+from rlm_host.kernels.opening import open_kernel
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.processes import facts, templates
 from rlm_host.processes.templates import key_of
@@ -232,7 +233,6 @@ async def test_what_is_no_template_costs_no_kernel(bench: WarmBench) -> None:
         argv=(sys.executable, "-I", "-S", FAKE),
         env={"FAKE": "", "PATH": os.environ["PATH"]},
         cwd=bench.cwd,
-        guarded=False,
         warm=True,
         versions=frozenset({"dev"}),
     )

@@ -13,9 +13,11 @@ from typing import Any
 
 from rlm_host.children.kin import ChildrenSettings
 from rlm_host.children.service import ChildrenService
+from rlm_host.children.spending import Spending
 from rlm_host.clock import SystemClock
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.session_kernel import SessionKernel
+from rlm_host.kernels.skills import Skills
 from rlm_host.models.registry import Models
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.spawn import Processes
@@ -26,7 +28,7 @@ from rlm_host.sessions.store import SessionStore
 from rlm_protocol.agent import Agent
 from rlm_protocol.item import ChildMessage
 from rlm_protocol.session import Budget, SessionCreateParams, SessionItemsParams, SessionOptions
-from support.processes import in_time, until
+from support.processes import in_time
 
 STEPS = "scripted/steps"
 """Plays the JSON list of steps in its task."""
@@ -37,8 +39,10 @@ PYTHON = "scripted/python"
 class Family:
     """One host's worth of sessions. Made by `family`."""
 
-    def __init__(self, home: Path, store: SessionStore, children: ChildrenService) -> None:
-        self.home, self.store, self.children = home, store, children
+    def __init__(
+        self, home: Path, store: SessionStore, children: ChildrenService, models: Models
+    ) -> None:
+        self.home, self.store, self.children, self.models = home, store, children, models
         self.cwd = home.parent
 
     async def root(
@@ -63,17 +67,18 @@ class Family:
         assert len(found) == 1, found
         return found[0]
 
-    async def ended(self, parent: SessionActor, *agents: Agent) -> list[Agent]:
+    async def ended(
+        self, parent: SessionActor, *agents: Agent, patience_s: float = 30
+    ) -> list[Agent]:
         """Wait until tasks are over; give the agents as they are then."""
         ids = [agent.child_id for agent in agents]
-
-        def over() -> bool:
+        deadline = time.monotonic() + patience_s
+        while True:
             known = {a.child_id: a for a in self.children.agents(parent)}
-            return all(known[i].status not in ("queued", "running") for i in ids)
-
-        await until(over, f"the end of {ids}")
-        known = {a.child_id: a for a in self.children.agents(parent)}
-        return [known[i] for i in ids]
+            if all(known[i].status not in ("queued", "running") for i in ids):
+                return [known[i] for i in ids]
+            assert time.monotonic() < deadline, f"{ids} did not end in {patience_s} s"
+            await asyncio.sleep(0.02)
 
     async def say(self, actor: SessionActor, text: str) -> None:
         """Run a turn to its end, and whatever follows it."""
@@ -121,6 +126,8 @@ async def family(
     env: dict[str, str] | None = None,
     files: Files | None = None,
     snapshot_after_ms: int = 1_500,
+    skills: Skills | None = None,
+    spending: Spending | None = None,
 ) -> AsyncIterator[Family]:
     """A host on `tmp_path/home`; another one on the same path is that host after a restart."""
     home = tmp_path / "home"
@@ -153,6 +160,7 @@ async def family(
         processes=processes,
         ports=ports,
         settings=settings,
+        spending=spending,
         new_hex=lambda digits: secrets.token_hex(digits)[:digits],
     )
     async with service:
@@ -164,8 +172,9 @@ async def family(
             models=models,
             ports=ports,
             files=files,
+            skills=skills,
         )
         service.bind(store)
         async with store:
-            yield Family(home, store, service)
+            yield Family(home, store, service, models)
     await models.aclose()

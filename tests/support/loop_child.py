@@ -6,6 +6,7 @@ milliseconds. Each writes what it does outside, with a sync, to the effects file
 """
 
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -152,6 +153,8 @@ def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crow
 def work(request: dict) -> str:
     """Work on a run as a request says and give how it ended."""
     db = Path(request["db"])
+    if "cluster" in request:
+        anyio.run(carry_out, *request["cluster"], db, request)
     if request.get("file_bytes"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"],) * 2)
     fault = FailPoint(**request.get("fault", {}))
@@ -188,12 +191,19 @@ def serve() -> None:
 
 class Child:
     def __init__(self, nursery: "Nursery", pid: int, out: Path) -> None:
-        self.nursery, self.pid, self.out = nursery, pid, out
+        self.nursery, self.pid, self.out, self.over = nursery, pid, out, False
 
     def ended(self) -> str | int:
         """Wait; give its own word, or the number of the signal that ended it."""
+        self.over = True
         code = int(self.nursery.ask({"wait": self.pid}))
         return self.out.read_text() if code == 0 else -code
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        if not self.over:
+            os.kill(self.pid, signal.SIGKILL)
+            self.ended()
 
     def wait_stopped(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -237,10 +247,13 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery(folder: Path, env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Nursery]:
+def nursery(
+    folder: Path, *imported: str, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Nursery]:
+    """Own a process that forks children, with these modules imported beforehand."""
     tests = Path(__file__).parents[1]
     server = subprocess.Popen(
-        [sys.executable, "-m", "support.loop_child"],
+        [sys.executable, "-m", "support.loop_child", *imported],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -269,12 +282,11 @@ async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
     fault = FailPoint(**request.get("fault", {}))
     named = functions(db, fault, judge=request.get("judge", "steady"))
     async with working(address, Work(**named), queue=queue, decision_log=FailingLog(fault)):
-        print("working", flush=True)
+        await anyio.Path(request["ready"]).touch()
         await anyio.sleep_forever()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        anyio.run(carry_out, *sys.argv[1:3], Path(sys.argv[3]), json.loads(sys.argv[4]))
-    else:
-        serve()
+    for module in sys.argv[1:]:
+        importlib.import_module(module)  # once, for all that are forked
+    serve()

@@ -10,9 +10,10 @@ from typing import Any
 
 from rlm_host.clock import Clock, SystemClock
 from rlm_host.kernels.cell import KernelStatus, OutputEvent
-from rlm_host.kernels.client import Kernel, Launch, Waits, open_kernel
+from rlm_host.kernels.client import Kernel, Launch, Waits
 from rlm_host.kernels.environment import KernelHost
 from rlm_host.kernels.interpreters import Interpreters
+from rlm_host.kernels.opening import open_kernel
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.kernels.session_kernel import SessionKernel
 from rlm_host.processes import facts

@@ -51,13 +51,14 @@ class StubKernel:
         self.revival: Revival | None = None
         self._interrupts: dict[str, asyncio.Event] = {}
         self.closed = False
+        self.running = 0
         self.unloads = 0
         self.unloadable = True
         self.bound: list[str] = []
 
     @property
     def status(self) -> KernelStatus:
-        return KernelStatus.IDLE
+        return KernelStatus.BUSY if self.running else KernelStatus.IDLE
 
     @property
     def pid(self) -> int | None:
@@ -70,6 +71,13 @@ class StubKernel:
         self, code: str, *, cell_id: str, on_event: OnEvent, silent: bool = False
     ) -> CellOutcome:
         self.cells.append(code)
+        self.running += 1
+        try:
+            return await self._execute(code, cell_id, on_event)
+        finally:
+            self.running -= 1
+
+    async def _execute(self, code: str, cell_id: str, on_event: OnEvent) -> CellOutcome:
         word, _, text = code.partition(" ")
         interrupted = self._interrupts[cell_id] = asyncio.Event()
         await asyncio.sleep(0)
@@ -131,6 +139,9 @@ class StubKernel:
 
     async def restart(self, *, restore: bool) -> Revival | None:
         return None
+
+    async def stop(self) -> None:
+        self.interrupt()
 
     def kill(self) -> None:
         self.interrupt()

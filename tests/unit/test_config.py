@@ -44,6 +44,10 @@ def change(*path: str, value: Any = None) -> ConfigChange:
         ("[children]\nmax_depth = 1.5", "children.max_depth"),
         ("thinking = 'deeply'", "thinking"),
         ("model = 5", "model"),
+        ("[budget.day]\ntokens = -1", "budget.day.tokens"),
+        ("[budget.host]\nusd = nan", "budget.host.usd"),
+        ("[budget.host]\nseconds = 5", "budget.host.seconds"),
+        ("[skills]\nworkspace = 1", "skills.workspace"),
     ],
 )
 def test_a_key_out_of_range_is_refused_by_its_name(tmp_path: Path, text: str, key: str) -> None:

@@ -284,7 +284,11 @@ async def test_decisions_are_read_from_the_log(tmp_path) -> None:
         await host.service.submit(submission("run"))
         await host.service.run("run")
         await until(lambda: host.completed("run"))
-        rows = await host.service.decisions("run", limit=2)
-        assert [row.id for row in rows] == ["run:generation:0", "run:generation:1"]
+        page = await host.service.decisions(wire.LoopDecisionsParams(run_id="run", limit=2))
+        assert [row.id for row in page.decisions] == ["run:generation:0", "run:generation:1"]
+        assert page.next_after is not None
+        rest = await host.service.decisions(wire.LoopDecisionsParams(after=page.next_after))
+        assert [row.id for row in rest.decisions] == ["run:generation:2"]
+        assert rest.next_after is None
     async with host_on(tmp_path / "other.sqlite3") as host:
-        assert await host.service.decisions() == ()
+        assert (await host.service.decisions(wire.LoopDecisionsParams())).decisions == ()

@@ -88,16 +88,18 @@ async def test_a_session_stays_while_a_cell_or_a_turn_runs(tmp_path: Path) -> No
             yield event
 
     async with bench(tmp_path, played, clock=clock, unload_after_ms=AFTER_MS) as b:
-        with_cell, with_turn = await b.create(), await b.create()
+        sessions = with_cell, with_silent, with_turn = [await b.create() for _ in range(3)]
         cell = asyncio.ensure_future(with_cell.execute_cell("wait"))
-        await until(lambda: "CellStarted" in b.kinds(with_cell))
+        silent = asyncio.ensure_future(with_silent.execute_cell("wait", silent=True))
+        await until(lambda: "CellStarted" in b.kinds(with_cell) and b.kernels[1].running)
         await with_turn.start_turn("x")
         await looked(b, clock)
-        assert b.store.loaded() == (with_cell, with_turn)
-        assert [kernel.unloads for kernel in b.kernels] == [0, 0]
+        assert b.store.loaded() == tuple(sessions)
+        assert [kernel.unloads for kernel in b.kernels] == [0, 0, 0]
         go.set()
-        with_cell.kernel.interrupt()
-        await cell
+        for one in (with_cell, with_silent):
+            one.kernel.interrupt()
+        await asyncio.gather(cell, silent)
         await with_turn.wait_idle()
         await looked(b, clock)
         assert b.store.loaded() == ()
@@ -177,8 +179,9 @@ async def test_whoever_comes_while_it_goes_waits_and_gets_it(b: Bench, clock: Fa
         asyncio.create_task(b.store.get(actor.id)) for _ in range(3)
     ]
     await asyncio.sleep(0.05)
-    assert not any(one.done() for one in asked)
+    waiting = [one for one in asked if not one.done()]
     go.set()
+    assert waiting == asked
     got = await asyncio.wait_for(asyncio.gather(*asked), 30)
     assert len({id(one) for one in got}) == 1
     assert got[0] is not actor

@@ -492,6 +492,28 @@ export type LoopConfigParams = {
   record?: "intent" | "single";
 };
 
+/** One row (seed: loop-kernel, Audit); `id` is the same however often it was written. */
+export type LoopDecision = {
+  id: string;
+  kind: string;
+  runId: string;
+  generation: number;
+  decision: Record<string, unknown>;
+};
+
+/** Read the decision log in the order of its writing, of one run or of all, a page at a time. */
+export type LoopDecisionsParams = {
+  runId?: string | null;
+  after?: number;
+  limit?: number;
+};
+
+/** `next_after` is null on the last page. */
+export type LoopDecisionsResult = {
+  decisions: Array<LoopDecision>;
+  nextAfter?: number | null;
+};
+
 /** Start a new run with the history of another up to and including `generation`. */
 export type LoopForkParams = {
   /** Opaque id. */
@@ -1391,6 +1413,7 @@ export interface ClientRequests {
   "loop/pause": { params: RunControlParams; result: RunResult };
   "loop/resume": { params: RunControlParams; result: RunResult };
   "loop/report": { params: LoopReportParams; result: LoopReportResult };
+  "loop/decisions": { params: LoopDecisionsParams; result: LoopDecisionsResult };
   "loop/snapshot": { params: RunParams; result: LoopSnapshotResult };
   "loop/list": { params: LoopListParams; result: LoopListResult };
   "loop/fork": { params: LoopForkParams; result: RunResult };

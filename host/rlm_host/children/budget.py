@@ -45,11 +45,16 @@ NOTHING = Amount()
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope that a request is charged to: its key, its limits, and when they began to count."""
+    """
+    One scope that a request is charged to: its key, its limits, and when they began to count.
+
+    `session_id` is the session that is told when it runs low.
+    """
 
     key: str
     limit: Budget = Budget()
     since_ms: int = 0
+    session_id: str = ""
 
 
 class BudgetBook(msgspec.Struct, kw_only=True):
@@ -57,9 +62,12 @@ class BudgetBook(msgspec.Struct, kw_only=True):
     What every scope of a tree has used and has reserved. Changed by `apply` alone.
 
     `open` are the reservations without a settlement. After a restart they are those of requests
-    that were cut off, and the host settles them with their full worst case.
+    that were cut off, and the host settles them with their full worst case. `turns` are the
+    session's own turns with a budget, by their ids; all else is filled in the root's book alone.
     """
 
+    session_id: str = ""
+    turns: dict[str, Scope] = {}
     used: dict[str, Amount] = {}
     reserved: dict[str, Amount] = {}
     open: dict[str, BudgetReserved] = {}
@@ -68,6 +76,12 @@ class BudgetBook(msgspec.Struct, kw_only=True):
     def apply(self, entry: r.Entry) -> None:
         """Take in the next record; a settlement without its reservation changes nothing."""
         match entry.record:
+            case r.SessionOpened(session_id=session_id):
+                self.session_id = session_id
+            case r.TurnAccepted(turn_id=turn_id, budget=Budget() as limit):
+                self.turns[turn_id] = Scope(
+                    key=turn_id, limit=limit, since_ms=entry.at_ms, session_id=self.session_id
+                )
             case BudgetReserved() as record:
                 if record.reservation_id not in self.open:
                     self.open[record.reservation_id] = record
@@ -89,8 +103,8 @@ class BudgetBook(msgspec.Struct, kw_only=True):
     def load(self, state: Any) -> None:
         """Take a dumped state. Raises ValueError (msgspec.ValidationError) when it is none."""
         loaded = msgspec.convert(state, BudgetBook)
-        self.used, self.reserved = loaded.used, loaded.reserved
-        self.open, self.warned = loaded.open, loaded.warned
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(loaded, name))
 
     def spent(self, key: str) -> Amount:
         """Give what a scope has used and reserved."""
@@ -105,30 +119,14 @@ class BudgetBook(msgspec.Struct, kw_only=True):
                 money and the price of the request is unknown.
         """
         for scope in scopes:
-            spent = self.spent(scope.key)
-            if scope.limit.usd is not None and amount.cost_nano_usd is None:
-                raise BudgetExhausted(
-                    "The budget limits money and the price of this model is unknown.",
-                    scope=scope.key,
-                    unit="usd",
-                    used=(spent.cost_nano_usd or 0) / NANO_PER_USD,
-                    limit=scope.limit.usd,
-                )
-            for unit, wanted, limit in _measures(scope, spent + amount, now_ms):
-                if wanted > limit:
-                    used = next(u for n, u, _ in _measures(scope, spent, now_ms) if n == unit)
-                    raise BudgetExhausted(scope=scope.key, unit=unit, used=used, limit=limit)
+            check_room(scope, self.spent(scope.key), amount, now_ms=now_ms)
 
     def to_warn(self, scopes: tuple[Scope, ...], *, now_ms: int) -> list[Scope]:
         """Give the scopes that have passed 80 % of a limit and were not warned yet."""
         return [
             scope
             for scope in scopes
-            if scope.key not in self.warned
-            and any(
-                spent >= WARN_AT * limit
-                for _, spent, limit in _measures(scope, self.spent(scope.key), now_ms)
-            )
+            if scope.key not in self.warned and is_low(scope, self.spent(scope.key), now_ms=now_ms)
         ]
 
     def spawns_left(self, scopes: tuple[Scope, ...]) -> int | None:
@@ -139,6 +137,32 @@ class BudgetBook(msgspec.Struct, kw_only=True):
             if scope.limit.spawns is not None
         ]
         return min(rooms, default=None)
+
+
+def check_room(scope: Scope, spent: Amount, amount: Amount, *, now_ms: int) -> None:
+    """
+    Hold an amount to one scope that has used and reserved `spent`.
+
+    Raises:
+        BudgetExhausted: there is no room, or money is limited and the price is unknown.
+    """
+    if scope.limit.usd is not None and amount.cost_nano_usd is None:
+        raise BudgetExhausted(
+            "The budget limits money and the price of this model is unknown.",
+            scope=scope.key,
+            unit="usd",
+            used=(spent.cost_nano_usd or 0) / NANO_PER_USD,
+            limit=scope.limit.usd,
+        )
+    for unit, wanted, limit in _measures(scope, spent + amount, now_ms):
+        if wanted > limit:
+            used = next(u for n, u, _ in _measures(scope, spent, now_ms) if n == unit)
+            raise BudgetExhausted(scope=scope.key, unit=unit, used=used, limit=limit)
+
+
+def is_low(scope: Scope, spent: Amount, *, now_ms: int) -> bool:
+    """Whether a scope has passed 80 % of one of its limits."""
+    return any(used >= WARN_AT * limit for _, used, limit in _measures(scope, spent, now_ms))
 
 
 def _measures(scope: Scope, amount: Amount, now_ms: int) -> list[tuple[str, float, float]]:

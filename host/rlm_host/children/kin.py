@@ -10,7 +10,7 @@ import msgspec
 from rlm_protocol import records as r
 from rlm_protocol.agent import Agent
 from rlm_protocol.bridge import Handle
-from rlm_protocol.errors import NotAChild
+from rlm_protocol.errors import NotAChild, PolicyDenied
 
 from ..clock import Clock
 from ..sessions.session import SessionActor
@@ -79,6 +79,32 @@ class Kin:
             raise NotAChild
         parent = self.loaded(link.session_id) or await self.store.get(link.session_id)
         return parent, registry_of(parent).children[link.child_id]
+
+    def held_since(self, actor: SessionActor) -> int:
+        """
+        Give when a person stopped a tree that the session is in; 0 when nothing binds it.
+
+        A stop binds everything below it until a person starts a turn there, or below it on the way
+        to the session.
+        """
+        person_ms, at = 0, actor
+        while True:
+            state = at.state
+            person_ms = max(person_ms, state.person_at_ms)
+            if state.held and state.held_at_ms >= person_ms:
+                return state.held_at_ms
+            link = state.opened.parent
+            above = self.loaded(link.session_id) if link else None
+            if above is None:
+                return 0
+            at = above
+
+    def unless_stopped(self, actor: SessionActor) -> None:
+        """Raise PolicyDenied when a stop binds the session."""
+        if self.held_since(actor):
+            raise PolicyDenied(
+                "A person stopped this tree. It goes on with the next turn that a person starts."
+            )
 
     async def root_of(self, actor: SessionActor) -> SessionActor:
         """Give the root of a session's tree, also while it closes."""

@@ -12,11 +12,12 @@ from rlm_protocol import records as r
 from rlm_protocol.errors import RlmError, SessionClosed, SessionLeased, SessionNotFound
 
 from ..sessions.session import SessionActor
+from ..sessions.together import all_of
 from .accounts import Accounts
 from .kin import Kin, registry_of
 from .lifecycle import BUSY, On, Status
 from .registry import Child
-from .runner import Runner, all_of, task_id
+from .runner import Runner, task_id
 
 LOST = {
     "beforePrompt": "The host ended before the task reached the child. Nothing was run; give the "
@@ -57,7 +58,7 @@ class Recovery:
         A task that was open is closed as failed, with how far it had come, and its parent is told;
         nothing that waits for the child is run.
         """
-        await all_of(self._recover_child(actor, child) for child in registry_of(actor).busy())
+        await all_of(*(self._recover_child(actor, child) for child in registry_of(actor).busy()))
         if actor.state.opened.parent is None:
             await self._accounts.recover(actor)
         else:

@@ -6,9 +6,8 @@ parent's journal, and only then acted on. Every action may be repeated: after a 
 say what is still owed.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -21,6 +20,7 @@ from rlm_protocol.session import SessionCreateParams
 from ..models.provider import Request
 from ..sessions.ports import SessionPorts
 from ..sessions.session import SessionActor
+from ..sessions.together import all_of
 from .accounts import Accounts
 from .documents import Documents
 from .kin import Kin, link_of, recent_of, registry_of
@@ -30,6 +30,7 @@ from .places import Places
 from .registry import Child, notice_id
 
 PREVIEW_CHARS = 400
+STOPPED = "The task was cancelled before it reached the child."
 REQUIRED = "The task ended without the result that its contract requires."
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Runner:
 
     def begin(self, parent: SessionActor, child: Child) -> None:
         """Create the session of a child that was just admitted and give it its first task."""
+        self._kin.live(child).ours = True
         self._start_task(self._begin, parent, child)
 
     async def _begin(self, parent: SessionActor, child: Child) -> None:
@@ -81,8 +83,9 @@ class Runner:
             ),
         )
         live = self._kin.live(child)
-        live.ours = True
         try:
+            if child.status not in OPEN:
+                return  # stopped before anything of it was made
             await self._kin.store.create(
                 params, parent=link_of(parent, admitted), session_id=admitted.session_id
             )
@@ -121,8 +124,10 @@ class Runner:
         shown = text if generation == 1 else shown_message(item)
         async with self._kin.live(child).lock:
             if child.status not in OPEN:
-                raise SessionClosed("The task was cancelled before it reached the child.")
-            delivery = await actor.deliver(item, shown=shown)
+                raise SessionClosed(STOPPED)
+            # Without an item of the parent's it was a client that gave the task: a person.
+            origin: r.Origin = "client" if child.item_id is None else "message"
+            delivery = await actor.deliver(item, shown=shown, origin=origin)
         await self._documents.note(parent, child, generation, prompt_durable_at_ms=now_ms)
         return delivery
 
@@ -130,8 +135,12 @@ class Runner:
         self, parent: SessionActor, child: Child, text: str, *, item_id: str | None
     ) -> Literal["delivered", "queued"]:
         """Give another task to a child whose last one is closed. Raises SessionClosed."""
+        stops = self.stops(parent)
         await self._kin.session_of(child)
         await self.feed(parent, child, On.FOLLOW_UP, item_id=item_id)
+        if self.stops(parent) != stops:
+            await self.feed(parent, child, On.CANCEL)
+            raise SessionClosed(STOPPED)
         return await self.give(parent, child, text)
 
     # --- the life-cycle ---
@@ -310,8 +319,10 @@ class Runner:
 
         Raises:
             SessionClosed: the child was stopped meanwhile.
+            PolicyDenied: a person stopped the tree.
             BudgetExhausted: there is no room.
         """
+        self._kin.unless_stopped(actor)
         link = actor.state.opened.parent
         if link is not None:
             await self._places.acquire(actor.id, link.depth)
@@ -320,6 +331,7 @@ class Runner:
             await self.feed(parent, child, given)
             if child.status not in BUSY:
                 raise SessionClosed("The child was stopped.")
+            self._kin.unless_stopped(actor)
         await self._accounts.reserve(actor, request, attempt)
 
     async def after_request(self, actor: SessionActor, attempt: int, usage: Any) -> None:
@@ -329,10 +341,21 @@ class Runner:
 
     async def after_turn(self, actor: SessionActor, ended: r.TurnCompleted) -> None:
         """Give the place back, and remember why a turn failed."""
-        self._places.release(actor.id)
         if actor.state.opened.parent is not None:
+            self._start_task(self._rest, actor)
             _, child = await self._kin.parent_of(actor)
             self._kin.live(child).error = ended.error.message if ended.error else None
+
+    async def _rest(self, actor: SessionActor) -> None:
+        """Give the place back once no more kernels rest than may run: others need the machine."""
+        try:
+            for session_id in self._places.rest(actor.id, actor.depth):
+                longest = self._kin.loaded(session_id)
+                if longest is not None and longest.state.turn is None and not longest.closing:
+                    await longest.kernel.unload()
+        finally:
+            if actor.state.turn is None:
+                self._places.release(actor.id)
 
     async def on_idle(self, actor: SessionActor) -> None:
         """See, beside the session, whether its task is over."""
@@ -381,10 +404,15 @@ class Runner:
         return self._stops.get(parent.id, 0)
 
     async def on_stop(self, actor: SessionActor) -> None:
-        """Cancel everything below a session; when this returns, nothing of it runs."""
+        """
+        Cancel everything below a session; when this returns, nothing of it runs.
+
+        Those that rest are closed too: their cells may have left commands and tasks running.
+        """
         self._stops[actor.id] = self.stops(actor) + 1
         busy = [child for child in registry_of(actor).busy() if self._kin.live(child).ours]
-        await all_of(self.feed(actor, child, On.CANCEL) for child in busy)
+        await all_of(*(self.feed(actor, child, On.CANCEL) for child in busy))
+        await self._close_all(actor)
 
     async def on_close(self, actor: SessionActor) -> None:
         """
@@ -394,8 +422,16 @@ class Runner:
         """
         self._places.release(actor.id)
         await self.on_stop(actor)
+
+    async def _close_all(self, actor: SessionActor) -> None:
         own = [child for child in registry_of(actor).children.values() if not child.foreign]
-        await all_of(self.close_session(child) for child in own)
+        await all_of(*(self.close_session(child) for child in own))
+
+    async def cancel(self, parent: SessionActor, child: Child) -> None:
+        """Cancel a child's task, if one is open, and end its session's process tree."""
+        await self.feed(parent, child, On.CANCEL)
+        if not child.foreign:
+            await self.close_session(child)
 
     async def delete(self, parent: SessionActor, child: Child, *, by_parent: bool) -> None:
         """
@@ -407,13 +443,6 @@ class Runner:
         if not by_parent and child.status in OPEN:
             await self.feed(parent, child, On.CANCEL)
         await self.feed(parent, child, On.DELETE)
-
-
-async def all_of(works: Iterable[Awaitable[Any]]) -> None:
-    """Do everything side by side; one failing hinders no other, and the first failure is raised."""
-    for outcome in await asyncio.gather(*works, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
 
 
 _CLOSED: dict[Status, Literal["completed", "error"]] = {

@@ -31,13 +31,14 @@ from .budget import BudgetBook
 from .contract import decode_result, encode_result, project
 from .documents import Documents
 from .kin import RECENT, REGISTRY, ChildrenSettings, Kin, registry_of
-from .lifecycle import OPEN, On
+from .lifecycle import OPEN
 from .mail import Mail
 from .recent import Recent
 from .recovery import Recovery
 from .registry import Child, Registry, select
 from .runner import Runner
 from .spawning import Spawning
+from .spending import Spending
 from .tree import tree_of
 from .validation import Validation
 
@@ -58,6 +59,7 @@ class ChildrenService:
         ports: SessionPorts,
         new_hex: Callable[[int], str],
         settings: ChildrenSettings | None = None,
+        spending: Spending | None = None,
     ) -> None:
         self._models, self._ports = models, ports
         self._validation = Validation(processes)
@@ -65,7 +67,8 @@ class ChildrenService:
         self._closed = False
         self._kin = Kin(clock=clock, settings=settings or ChildrenSettings(), new_hex=new_hex)
         self._documents = Documents(self._kin)
-        self._accounts = Accounts(self._kin, models.resolve)
+        self._spending = spending
+        self._accounts = Accounts(self._kin, models.resolve, spending)
         self._runner = Runner(self._kin, self._accounts, self._documents, ports, self._start_task)
         self._recovery = Recovery(self._kin, self._accounts, self._runner)
         self._spawning = Spawning(self._kin, self._accounts, self._runner, models.resolve)
@@ -89,6 +92,8 @@ class ChildrenService:
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
+        if self._spending is not None:
+            self._spending.close()
 
     def _own(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)
@@ -122,6 +127,7 @@ class ChildrenService:
         ports.on_idle.append(runner.on_idle)
         ports.is_quiet.append(runner.is_quiet)
         ports.on_stop.append(runner.on_stop)
+        ports.held_since.append(self._kin.held_since)
         ports.on_close.append(runner.on_close)
         ports.on_load.append(self._recovery.on_load)
         ports.may_open.append(self._recovery.may_open)
@@ -156,11 +162,13 @@ class ChildrenService:
     async def _run(
         self, actor: SessionActor, payload: bridge.Run, cell_id: str | None
     ) -> bridge.Handle:
+        self._kin.unless_stopped(actor)
         prompt, options = payload.prompt, payload.options
         if actor.approvals.wanted("spawn"):
             await self._spawning.check(actor, prompt, options)  # nobody is asked for a refusal
             detail = {"prompt": prompt, "options": options}
             await actor.approvals.require("spawn", detail, cell_id=cell_id)
+            self._kin.unless_stopped(actor)
         child = await self._spawning.spawn(actor, prompt, options, item_id=cell_id)
         return self._kin.handle(actor, child)
 
@@ -198,6 +206,7 @@ class ChildrenService:
     async def _send_child(
         self, actor: SessionActor, payload: bridge.SendNamed, cell_id: str | None
     ) -> bridge.Receipt:
+        self._kin.unless_stopped(actor)
         sending = self._mail.to_child(actor, payload.name, payload.message, item_id=cell_id)
         return await self._whole(sending)
 
@@ -278,10 +287,13 @@ class ChildrenService:
         """
         Cancel a child's task and everything below it; when this returns, nothing of it runs.
 
-        A child without an open task stays as it is. Raises AgentNotFound, AgentAmbiguous.
+        A child without an open task keeps its status; what its cells left running ends, too.
+
+        Raises:
+            AgentNotFound, AgentAmbiguous: no child fits, or several do.
         """
         child = select(registry_of(actor).known(), target)
-        await self._whole(self._runner.feed(actor, child, On.CANCEL))
+        await self._whole(self._runner.cancel(actor, child))
         return self._kin.agent(actor, child)
 
     async def delete(self, actor: SessionActor, target: str) -> Agent:

@@ -64,8 +64,8 @@ class Spawning:
             RlmError: the first rule of the boundary that the spawn breaks (`admission.admit`), or
                 StoreFull, StoreUnavailable. Nothing was left behind.
         """
+        stops, registry = self._runner.stops(parent), registry_of(parent)
         spec = await self.check(parent, prompt, options)
-        registry, stops = registry_of(parent), self._runner.stops(parent)
         coming = self._coming.setdefault(parent.id, set())
         child_id = self._new_id(parent)
         name = spec.name or default_name(prompt, child_id)
@@ -78,8 +78,8 @@ class Spawning:
         if self._runner.stops(parent) != stops or parent.closing:
             await self._runner.feed(parent, child, On.CANCEL)
         else:
-            await self._runner.wake(parent)
             self._runner.begin(parent, child)
+            await self._runner.wake(parent)
         return child
 
     async def check(

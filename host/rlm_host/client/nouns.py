@@ -139,6 +139,7 @@ class LoopNoun(Noun):
     pause = Verb("loop/pause", loop.RunControlParams, loop.RunResult)
     resume = Verb("loop/resume", loop.RunControlParams, loop.RunResult)
     report = Verb("loop/report", loop.LoopReportParams, loop.LoopReportResult)
+    decisions = Verb("loop/decisions", loop.LoopDecisionsParams, loop.LoopDecisionsResult)
     snapshot = Verb("loop/snapshot", loop.RunParams, loop.LoopSnapshotResult)
     list = Verb("loop/list", loop.LoopListParams, loop.LoopListResult)
     fork = Verb("loop/fork", loop.LoopForkParams, loop.RunResult)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlm_protocol.errors import LeaseHeld, LeaseLost, RlmError
+from rlm_protocol.errors import LeaseHeld, LeaseLost, RlmError, StoreBusy
 from rlm_protocol.loop_records import StepFailed
 
 from ..loops.kernel import LoopKernel
@@ -126,7 +126,7 @@ async def _on_store(store: RunStore, job: _Job, view: LoopView) -> None:
                 rollback=program.rollback,
             )
             return
-        except (LeaseHeld, LeaseLost) as why:
+        except (LeaseHeld, LeaseLost, StoreBusy) as why:
             if why.message != said:
                 view.say(f"{why.message} Waiting for it.")
             said = why.message

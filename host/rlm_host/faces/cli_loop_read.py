@@ -2,19 +2,21 @@
 
 import argparse
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from rlm_protocol.loop_records import TERMINAL
 
 from .cli_client import print_json
-from .cli_loop_store import Asked
+from .cli_loop_store import Asked, StoreRuns
 from .console import Console
 from .loop_plot import LiveReward
 from .loop_view import LoopView, head_line, print_report
 
 PAGE = 1000
 LOOK_S = 0.5
-"""How often a run that is watched is looked at."""
+"""How long a run that is watched is not looked at, without a hint."""
 
 
 async def list_runs(client: Asked, options: argparse.Namespace) -> int:
@@ -73,17 +75,40 @@ async def watch(client: Asked, options: argparse.Namespace) -> int:
 async def follow(client: Asked, run_id: str, view: LoopView) -> dict[str, Any]:
     """Show what is recorded of a run until it is over, and give it as it is then."""
     after, live = -1, LiveReward()
-    while True:
-        page = await client.request("loop/report", {"runId": run_id, "after": after, "limit": PAGE})
-        for generation in page["generations"]:
-            view.generation(generation, live.after(generation))
-            after = generation["generation"]
-        view.run(page["run"])
-        if page["run"]["status"] in TERMINAL and page["nextAfter"] is None:
-            run: dict[str, Any] = page["run"]
-            return run
-        if page["nextAfter"] is None:
-            await asyncio.sleep(LOOK_S)
+    with _changes(client) as changed:
+        while True:
+            params = {"runId": run_id, "after": after, "limit": PAGE}
+            page = await client.request("loop/report", params)
+            for generation in page["generations"]:
+                view.generation(generation, live.after(generation))
+                after = generation["generation"]
+            view.run(page["run"])
+            if page["nextAfter"] is None:
+                if page["run"]["status"] in TERMINAL:
+                    run: dict[str, Any] = page["run"]
+                    return run
+                await _until_changed(changed)
+
+
+@contextlib.contextmanager
+def _changes(client: Asked) -> Iterator[asyncio.Event]:
+    """Give what is set when runs may have changed, if whoever is asked gives hints of that."""
+    changed, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_hint() -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    hints = client.hints(on_hint) if isinstance(client, StoreRuns) else contextlib.nullcontext()
+    with hints:
+        yield changed
+
+
+async def _until_changed(changed: asyncio.Event) -> None:
+    """Wait for the next hint, but not longer than LOOK_S."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_S):
+            await changed.wait()
+    changed.clear()
 
 
 async def fork(client: Asked, options: argparse.Namespace) -> int:

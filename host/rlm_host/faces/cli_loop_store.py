@@ -49,6 +49,10 @@ class StoreRuns:
         """See `Asked`."""
         return msgspec.to_builtins(self._answer(method, params))
 
+    def hints(self, on_hint: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """See `RunReader.hints`."""
+        return self._store.hints(on_hint)
+
     def _answer(self, method: str, params: Any) -> msgspec.Struct:
         store, run_id = self._store, params.get("runId", "")
         match method:

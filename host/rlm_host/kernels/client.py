@@ -6,9 +6,8 @@ no request is counted and dropped. The death of the process fails everything tha
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,23 +20,17 @@ from rlm_protocol.limits import KERNEL_FRAME_BYTES, KERNEL_PROTOCOL, KERNEL_REQU
 
 from ..clock import Clock
 from ..processes import facts
-from ..processes.pipes import to_the_end
-from ..processes.spare import Spare
-from ..processes.spawn import Child, Exit, Processes
-from ..processes.templates import Templates, key_of
+from ..processes.spawn import Child, Exit
 from .bridge import Bridge
 from .cell import HostRequests, OnEvent, OutputEvent
 from .lifecycle import Action, Input, State, step
 
-WARM_READY_MS = 5_000
-"""A fork of a template that is not ready by then is given up for a cold start."""
 BAD_LINES = 100
 """So many lines that are no events, and the process is ended: it is not a runtime any more."""
 log = logging.getLogger(__name__)
 
 _ENDING = {State.STOPPING, State.TERMINATING, State.KILLING, State.EXITED}
 Occupying = kernel.Execute | kernel.Snapshot | kernel.Restore
-_Block = contextlib.AbstractAsyncContextManager
 Question = kernel.ListNames | kernel.Complete | kernel.Inspect
 
 
@@ -77,93 +70,6 @@ class Dropped(msgspec.Struct, kw_only=True):
 class _Pending(msgspec.Struct):
     future: asyncio.Future[kernel.Done]
     on_event: OnEvent | None
-
-
-@contextlib.asynccontextmanager
-async def open_kernel(
-    processes: Processes,
-    launch: Launch,
-    *,
-    templates: Templates | None = None,
-    host_requests: HostRequests,
-    on_background: Callable[[OutputEvent], None],
-    on_state: Callable[[State], None],
-    clock: Clock,
-    waits: Waits,
-) -> AsyncIterator["Kernel"]:
-    """
-    Own a kernel process for the length of the block; it is ready when the block begins.
-
-    It is forked from a template where there is one, and started cold where there is none, or where
-    that goes wrong. Leaving asks it to shut down, then escalates (SIGTERM, SIGKILL); a killed or
-    dead one is only cleared away. Nothing of its tree is left, nothing waits for it any more.
-
-    Raises:
-        KernelUnavailable: the program cannot be started, speaks another protocol, is another
-            version of the runtime, or does not get ready in time.
-        KernelDied: it ended before it was ready.
-    """
-
-    def make(waits: Waits) -> Kernel:
-        return Kernel(host_requests, on_background, on_state, clock, waits)
-
-    async with contextlib.AsyncExitStack() as stack:
-        if templates is None or not launch.warm:
-            yield await stack.enter_async_context(_cold(processes, launch, make(waits)))
-            return
-        key = key_of(launch.argv, launch.env, launch.cwd, templates.preload)
-        ready: Kernel | None = None
-        if (spare := await templates.take(key)) is not None:
-            quick = msgspec.structs.replace(waits, ready_ms=min(waits.ready_ms, WARM_READY_MS))
-            try:
-                block = _warm(processes, launch, make(quick), spare)
-                ready = await stack.enter_async_context(block)
-                templates.worked(key)
-            except (KernelUnavailable, KernelDied) as why:
-                templates.failed(key, why)
-        if ready is None:
-            ready = await stack.enter_async_context(_cold(processes, launch, make(waits)))
-        templates.want(key)
-        yield ready
-
-
-def _cold(processes: Processes, launch: Launch, made: "Kernel") -> "_Block[Kernel]":
-    block = processes.spawn(
-        launch.argv,
-        env=launch.env,
-        cwd=launch.cwd,
-        on_stdout=made._heard,
-        guarded=True,
-        label="kernel",
-    )
-    return _living(made, block, launch)
-
-
-def _warm(processes: Processes, launch: Launch, made: "Kernel", spare: Spare) -> "_Block[Kernel]":
-    block = processes.take(
-        spare, env=launch.env, cwd=launch.cwd, on_stdout=made._heard, label="kernel"
-    )
-    return _living(made, block, launch)
-
-
-@contextlib.asynccontextmanager
-async def _living(
-    made: "Kernel", block: "_Block[Child]", launch: Launch
-) -> AsyncIterator["Kernel"]:
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            made._live(await stack.enter_async_context(block))
-            if launch.memory_bytes is not None and (guard := made._child.guard) is not None:
-                guard.limit_memory(launch.memory_bytes)
-        except OSError as why:
-            raise KernelUnavailable(
-                "The kernel's program cannot be started.", argv=list(launch.argv), reason=str(why)
-            ) from why
-        try:
-            await made._until_ready(launch)
-            yield made
-        finally:
-            await to_the_end(made._stop())
 
 
 class Kernel:
@@ -311,7 +217,8 @@ class Kernel:
 
     # --- its beginning and its end ----------------------------------------------------------------
 
-    def _live(self, child: Child) -> None:
+    def live(self, child: Child) -> None:
+        """Take the process that it is from now on."""
         self._child = child
         child.ended.add_done_callback(self._has_ended)
         self._set_timer(self._waits.ready_ms)
@@ -327,7 +234,8 @@ class Kernel:
             )
         self._feed(Input.EXIT)
 
-    async def _until_ready(self, launch: Launch) -> None:
+    async def until_ready(self, launch: Launch) -> None:
+        """Wait for `ready`. Raises KernelUnavailable, KernelDied, as `open_kernel` says."""
         while self.state is State.STARTING:
             self._changed.clear()
             await self._changed.wait()
@@ -360,7 +268,8 @@ class Kernel:
             expected=sorted(launch.versions),
         )
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
+        """Ask it to shut down, escalate, and let go of everything that waits for it."""
         if self.state is not State.EXITED:
             self._feed(Input.STOP)
         while self.state not in (State.KILLING, State.EXITED):
@@ -420,7 +329,8 @@ class Kernel:
             line = _line(kernel.HostReply(id=id_, data=failed(refusal)))
         self._child.stdin.write(line)
 
-    def _heard(self, data: bytes) -> None:
+    def heard(self, data: bytes) -> None:
+        """Take in the next bytes of the process's stdout."""
         self._receiver.receive_data(data)
         while (frame := self._receiver.next_frame()) is not None:
             if isinstance(frame, NeedData):

@@ -31,17 +31,18 @@ from .cell import (
     Revival,
     SnapshotReport,
 )
-from .client import Kernel, Question, open_kernel
+from .client import Kernel, Question
 from .environment import KernelHost, prepare
 from .lifecycle import State
+from .opening import open_kernel
 from .recipe import Recipe, SessionFacts
 from .saving import Saving
 from .slot import KernelSlot
 from .snapshots import SnapshotStore
 from .worker import Worker, settle
 
-YIELD_MS = 1_000
-"""A session that closes gives its running cell this long, then kills it."""
+YIELD_MS = 800
+"""A session that closes or is stopped gives its running cell this long, then kills it."""
 LAST_SAVE_MS = 5_000
 DIED = (
     "The kernel ended in this cell. The next cell starts another, with the last snapshot's names."
@@ -198,6 +199,28 @@ class SessionKernel:
         self._interrupt(cell)
         return True
 
+    async def stop(self) -> None:
+        """
+        End every cell, running or waiting, and the tasks and commands that cells left running.
+
+        What does not yield in `YIELD_MS` is killed with the process; the last snapshot is kept.
+        """
+        ending = [cell.future for cell in self._cells.values() if cell.future is not None]
+        for cell in list(self._cells.values()):
+            self._interrupt(cell)
+        if ending:
+            _, stuck = await asyncio.wait(ending, timeout=YIELD_MS / 1000)
+            if stuck:
+                self.kill()
+                return
+        if self._slot.live is not None:
+            # A snapshot that is just being written is waited for.
+            limit_ms = LAST_SAVE_MS if self._worker.running else YIELD_MS
+            stopping = self._worker.put(self._slot.stop_background, first=True)
+            _, hanging = await asyncio.wait([stopping], timeout=limit_ms / 1000)
+            if hanging:
+                self.kill()
+
     # --- questions --------------------------------------------------------------------------------
 
     async def names(self, *, detail: bool = False) -> Names:
@@ -323,9 +346,10 @@ class SessionKernel:
         """
         End everything; afterwards no process of this kernel lives. Never raises for the kernel.
 
-        Waiting cells fail with SessionClosed. The running one is interrupted and killed after 1 s.
-        With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). A
-        host that must exit calls `kill()` first.
+        Waiting cells fail with SessionClosed. The running one is interrupted, and killed after
+        `YIELD_MS`.
+        With `snapshot` the namespace is saved if it is newer than its snapshot (5 s at most). Who
+        must exit calls `kill()` first.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._close(snapshot))

@@ -14,7 +14,7 @@ from rlm_protocol import kernel
 from rlm_protocol.errors import KernelDied, KernelUnavailable, SnapshotFailed, SnapshotUntrusted
 from rlm_protocol.repl import SnapshotInfo
 
-from .bootstrap import Bootstrap
+from .bootstrap import STOP, Bootstrap
 from .cell import KernelStatus, OutputEvent, Revival, SnapshotReport
 from .client import Kernel
 from .lifecycle import State
@@ -193,6 +193,13 @@ class KernelSlot:
             unverified=bool(done.unverified),
         )
 
+    async def stop_background(self) -> None:
+        """End what cells left running in the live process; a dead one has left nothing."""
+        if self.live is None:
+            return
+        with contextlib.suppress(KernelDied):
+            await self.live.run(kernel.Execute(id=self.live.new_id(), code=STOP, silent=True))
+
     def drop_snapshot(self) -> None:
         """Delete the snapshot. Raises OSError."""
         if self._store is not None:
@@ -231,6 +238,7 @@ class KernelSlot:
             return Revival(reason=reason, refused=self.blocked)
         if path is None:
             return None
+        await self._bind(kernel_)  # what names are made of may be a skill's
         try:
             async with asyncio.timeout(RESTORE_MS / 1000):
                 done = await kernel_.run(kernel.Restore(id=kernel_.new_id(), path=str(path)))
@@ -251,7 +259,8 @@ class KernelSlot:
             if isinstance(event, kernel.Error):
                 errors.append(event)
 
-        request = kernel.Execute(id=kernel_.new_id(), code=self._bootstrap(), silent=True)
+        code = await asyncio.to_thread(self._bootstrap)
+        request = kernel.Execute(id=kernel_.new_id(), code=code, silent=True)
         done = await kernel_.run(request, on_event=heard)
         if done.status != "ok":
             why = errors[0] if errors else None

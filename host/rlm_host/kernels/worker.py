@@ -52,6 +52,11 @@ class Worker:
         """Jobs that have not begun."""
         return len(self._jobs)
 
+    @property
+    def running(self) -> bool:
+        """Whether a job has begun and not ended."""
+        return self._current is not None
+
     def put(self, do: Callable[[], Awaitable[T]], *, first: bool = False) -> asyncio.Future[T]:
         """Queue a job, at the end or before all others. Raises SessionClosed."""
         if self._closed:

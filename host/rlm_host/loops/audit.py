@@ -14,12 +14,12 @@ from rlm_protocol import loop_records as records
 from rlm_protocol.errors import Conflict
 from rlm_protocol.loop_records import Decision, GenerationDone, Head
 
+from ..sqlite_file import Layout, open_file, store_errors
 from .controller import decide
 from .head import fold
 from .inputs import LoopObservation
 from .report import LoopGeneration, read_events
 from .stores.base import RunReader
-from .stores.sqlite_file import Layout, open_file, store_errors
 
 _LAYOUT = Layout(
     what="decision log",
@@ -35,8 +35,13 @@ CREATE INDEX decisions_subject ON decisions(subject, number);
 
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the log: `id` is `{run_id}:generation:{n}` where `kind` is `loop`."""
+    """
+    One row of the log: `id` is `{run_id}:generation:{n}` where `kind` is `loop`.
 
+    `position` grows in the order of writing: a page begins after one.
+    """
+
+    position: int
     id: str
     kind: str
     run_id: str
@@ -109,7 +114,7 @@ class DecisionLog:
         condition, values = ("", ()) if run_id is None else ("subject=? AND ", (run_id,))
         with self._using, store_errors(self.path):
             lines = self._opened().execute(
-                "SELECT record_id, kind, subject, number, body FROM decisions WHERE "
+                "SELECT id, record_id, kind, subject, number, body FROM decisions WHERE "
                 f"{condition}id>? ORDER BY id LIMIT ?",
                 (*values, after, limit),
             )
@@ -121,8 +126,11 @@ class DecisionLog:
         return self._db
 
 
-def _log_row(record_id: str, kind: str, run_id: str, generation: int, body: bytes) -> LogRow:
+def _log_row(
+    position: int, record_id: str, kind: str, run_id: str, generation: int, body: bytes
+) -> LogRow:
     return LogRow(
+        position=position,
         id=record_id,
         kind=kind,
         run_id=run_id,

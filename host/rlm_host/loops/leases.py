@@ -136,6 +136,11 @@ class LeaseKeeper:
         self._changed.notify()
 
     def _keep_all(self) -> None:
+        # A request of another process that its store hints at is seen sooner.
+        with self._store.hints(self.poke, of="requests"):
+            self._keep_while_held()
+
+    def _keep_while_held(self) -> None:
         while True:
             with self._changed:
                 pauses_s = [_pause_s(hold.lease) for hold in self._holds]

@@ -15,13 +15,13 @@ from rlm_protocol import loop as wire
 from rlm_protocol.errors import LeaseHeld, RlmError, Unsupported
 from rlm_protocol.loop_records import LoopConfig, Steps
 
-from .audit import DecisionLog, LogRow
+from .audit import DecisionLog
 from .kernel import LoopKernel
 from .report import LoopGeneration, read_page, submission
 from .steps import Runners, check_steps, work_of
 from .stores.base import LEASE_MS, ControlAction, RunRow, RunStore
 from .telemetry import RSITelemetry
-from .wire import generation_of, report_of, run_of
+from .wire import decisions_of, generation_of, report_of, run_of
 from .worker import Work
 
 log = logging.getLogger(__name__)
@@ -207,16 +207,15 @@ class LoopService:
         )
         return await self.read(run_id)
 
-    async def decisions(
-        self, run_id: str | None = None, *, after: int = 0, limit: int = 200
-    ) -> tuple[LogRow, ...]:
+    async def decisions(self, params: wire.LoopDecisionsParams) -> wire.LoopDecisionsResult:
         """Give a page of the decision log; nothing when this host keeps none."""
         kernel, decision_log = await self._kernel(), self._log
         if decision_log is None:
-            return ()
-        return tuple(
-            await kernel.stores.call(lambda: decision_log.rows(run_id, after=after, limit=limit))
+            return wire.LoopDecisionsResult(decisions=())
+        rows = await kernel.stores.call(
+            lambda: decision_log.rows(params.run_id, after=params.after, limit=params.limit)
         )
+        return decisions_of(rows, limit=params.limit)
 
     # --- inside -------------------------------------------------------------------------------
 

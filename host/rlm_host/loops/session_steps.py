@@ -2,13 +2,18 @@
 
 import ast
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rlm_protocol import loop as wire
-from rlm_protocol.errors import RlmError, StepFailed
+from rlm_protocol.errors import RlmError, StepFailed, TurnBusy
+
+from ..processes import facts
+from ..processes.pipes import to_the_end
+from ..processes.sweep import kill_all
 
 if TYPE_CHECKING:
     from ..sessions.session import SessionActor
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
 Sessions = Callable[[str], Awaitable["SessionActor"]]
 """Gives a session by its id. Raises SessionNotFound."""
 NANO = 1_000_000_000
+SETTLE_POLL_S = 0.05
 # What is read back is JSON of plain numbers, whatever the cell has bound the name to.
 _READ = (
     '__import__("json").dumps({k: v if not isinstance(v, float) or v - v == 0 else str(v)'
@@ -30,19 +36,35 @@ async def run_guarded(actor: "SessionActor", prompt: str, *, message_id: str | N
     Cancelling ends the turn and everything below it before this returns.
 
     Raises:
-        StepFailed: the turn did not complete.
-        RlmError: the session has another turn, or is closed.
+        StepFailed: the turn, or one that its children's news have started, did not complete.
+        RlmError: the session is closed.
     """
-    turn_id = await actor.start_turn(prompt, client_message_id=message_id)
+    turn_id = await _start(actor, prompt, message_id)
     try:
-        await actor.wait_idle()
+        await _settled(actor)
     except asyncio.CancelledError:
-        await asyncio.shield(asyncio.ensure_future(_end(actor, turn_id)))
+        await to_the_end(_end(actor, turn_id))
         raise
     if actor.state.last_status != "completed":
         raise StepFailed(
             f"The session's turn has {actor.state.last_status or 'ended'}.", turn_id=turn_id
         )
+
+
+async def _start(actor: "SessionActor", prompt: str, message_id: str | None) -> str:
+    """Start the turn once those have ended that the session starts by itself."""
+    while True:
+        await _settled(actor)
+        with contextlib.suppress(TurnBusy):
+            return await actor.start_turn(prompt, client_message_id=message_id)
+
+
+async def _settled(actor: "SessionActor") -> None:
+    """Wait until no turn runs or waits, and no child of the session is still to be told of."""
+    await actor.wait_idle()
+    while not actor.quiet:
+        await asyncio.sleep(SETTLE_POLL_S)
+        await actor.wait_idle()
 
 
 async def _end(actor: "SessionActor", turn_id: str) -> None:
@@ -75,7 +97,7 @@ class ReplRunner(_InSession):
     ) -> wire.StepObservation:
         """Run the cell. See `StepRunner.step`."""
         actor = await self._sessions(spec.session_id)
-        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+        async with _attempt(actor, spec.timeout_ms):
             await _bind(actor, context=request.context)
             await _cell(actor, spec.code)
             return await _observation(actor)
@@ -83,7 +105,7 @@ class ReplRunner(_InSession):
     async def apply(self, spec: wire.ReplStep, request: wire.LoopApplyRequest) -> None:
         """Run the cell. See `StepRunner.apply`."""
         actor = await self._sessions(spec.session_id)
-        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+        async with _attempt(actor, spec.timeout_ms):
             await _bind_all(actor, request)
             await _cell(actor, spec.code)
 
@@ -101,7 +123,7 @@ class AgentRunner(_InSession):
     ) -> wire.StepObservation:
         """Run the turn, then the verifier. See `StepRunner.step`."""
         actor, told = await self._sessions(spec.session_id), request.context
-        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+        async with _attempt(actor, spec.timeout_ms):
             await _bind(actor, context=told)
             await run_guarded(actor, spec.prompt, message_id=_message_id(told, "step"))
             await _bind(actor, context=told)
@@ -111,7 +133,7 @@ class AgentRunner(_InSession):
     async def apply(self, spec: wire.AgentStep, request: wire.LoopApplyRequest) -> None:
         """Run the turn; the verifier fails the attempt by raising. See `StepRunner.apply`."""
         actor, told = await self._sessions(spec.session_id), request.context
-        async with asyncio.timeout(_seconds(spec.timeout_ms)):
+        async with _attempt(actor, spec.timeout_ms):
             await _bind_all(actor, request)
             await run_guarded(actor, spec.prompt, message_id=_message_id(told, request.action))
             await _bind_all(actor, request)
@@ -140,12 +162,23 @@ async def _bind(actor: "SessionActor", **values: object) -> None:
 
 
 async def _cell(actor: "SessionActor", code: str) -> None:
-    done = await actor.execute_cell(code, author="host")
+    """Run a cell; one that is cancelled has ended, or its kernel has, before this raises."""
+    try:
+        done = await actor.execute_cell(code, author="host")
+    except asyncio.CancelledError:
+        # It is interrupted, with more and more force; whatever comes behind it begins after it.
+        await to_the_end(asyncio.ensure_future(_behind(actor)))
+        raise
     if done.status != "ok":
         raise StepFailed(
             f"The step's cell has ended with status {done.status!r}.",
             error=msgspec.to_builtins(done.error),
         )
+
+
+async def _behind(actor: "SessionActor") -> None:
+    with contextlib.suppress(RlmError):
+        await actor.execute_cell("pass", silent=True)
 
 
 async def _observation(actor: "SessionActor") -> wire.StepObservation:
@@ -162,5 +195,33 @@ async def _observation(actor: "SessionActor") -> wire.StepObservation:
         raise StepFailed("What the cell has left is no observation.", detail=str(why)) from why
 
 
-def _seconds(timeout_ms: int | None) -> float | None:
-    return None if timeout_ms is None else timeout_ms / 1000
+@contextlib.asynccontextmanager
+async def _attempt(actor: "SessionActor", timeout_ms: int | None) -> AsyncIterator[None]:
+    """Limit an attempt in time; when it is cut short, end every process that it has started."""
+    before = await asyncio.to_thread(_processes, actor.kernel.pid)
+    seconds = None if timeout_ms is None else timeout_ms / 1000
+    async with asyncio.timeout(seconds):
+        try:
+            yield
+        except asyncio.CancelledError:
+            await to_the_end(asyncio.to_thread(_end_processes, actor.kernel.pid, before))
+            raise
+
+
+def _processes(
+    kernel_pid: int | None, table: dict[int, facts.ProcessFact] | None = None
+) -> dict[str, facts.ProcessFact]:
+    """Give what a kernel's cells have started and is alive, daemons too: its guard adopts them."""
+    kernel = None if kernel_pid is None else facts.process(kernel_pid)
+    if kernel is None:
+        return {}
+    below = facts.descendants(kernel.parent, table)
+    return {f"{fact.pid} {fact.started}": fact for fact in below if fact.pid != kernel_pid}
+
+
+def _end_processes(kernel_pid: int | None, spared: Container[str]) -> None:
+    def find(table: dict[int, facts.ProcessFact]) -> list[facts.ProcessFact]:
+        there = _processes(kernel_pid, table)
+        return [fact for name, fact in there.items() if name not in spared]
+
+    kill_all(find)

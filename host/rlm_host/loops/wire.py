@@ -1,10 +1,13 @@
 """What is said on the wire about loops, made of what the kernel and its stores say. Pure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rlm_protocol import loop as wire
 from rlm_protocol.loop_records import ObservationRecord, decode_config, to_number
 
+from .audit import LogRow
 from .context import LoopContext
 from .inputs import LoopObservation
 from .report import LoopGeneration, ReportPage
@@ -54,6 +57,23 @@ def report_of(page: ReportPage) -> wire.LoopReportResult:
             )
             for claim in page.claims
         ),
+    )
+
+
+def decisions_of(rows: Sequence[LogRow], *, limit: int) -> wire.LoopDecisionsResult:
+    """Give a page of the decision log; a full page may be followed by another."""
+    return wire.LoopDecisionsResult(
+        decisions=tuple(
+            wire.LoopDecision(
+                id=row.id,
+                kind=row.kind,
+                run_id=row.run_id,
+                generation=row.generation,
+                decision=row.decision,
+            )
+            for row in rows
+        ),
+        next_after=rows[-1].position if len(rows) == limit else None,
     )
 
 

@@ -177,15 +177,20 @@ class Template:
             spare = Spare()
         except OSError as why:
             raise TemplateLost(str(why)) from why
+        sent: asyncio.Future[_Answer] | None = None
         try:
             with spare.theirs:
                 sent = self._send(warm.Fork(), spare.to_send)
-            born, fds = await self._answer(sent, warm.Born, ANSWER_S)
-        except BaseException:
-            spare.close()
-            raise
-        self._ends[born.pid] = swept = asyncio.Event()
-        spare.process = Forked(born.pid, fds[0], swept)
+            born, (pidfd,) = await self._answer(sent, warm.Born, ANSWER_S)
+            swept = self._ends[born.pid]
+        except (TemplateLost, asyncio.CancelledError, ValueError, KeyError) as why:
+            spare.close()  # a guard that holds the other ends goes with them
+            if sent is not None:
+                _let_go(sent)
+            if isinstance(why, TemplateLost | asyncio.CancelledError):
+                raise
+            raise TemplateLost("what it forked is gone already, or cannot be held") from why
+        spare.process = Forked(born.pid, pidfd, swept)
         self._processes.keep(spare)
         return spare
 
@@ -193,6 +198,8 @@ class Template:
         """Let go of it: it ends without those that it has forked."""
         if self.lost:
             return
+        with contextlib.suppress(OSError):
+            self._link.send(warm.encode(warm.Retire()))
         self._loop.remove_reader(self._link)
         self._link.close()
         for swept in self._ends.values():
@@ -252,11 +259,21 @@ class Template:
             elif isinstance(told, warm.Gone):
                 if (swept := self._ends.pop(told.pid, None)) is not None:
                     swept.set()
-            elif self._answers and not (waiting := self._answers.popleft()).done():
-                waiting.set_result((told, fds))
-                continue
+            elif self._answers:
+                if isinstance(told, warm.Born):
+                    self._ends[told.pid] = asyncio.Event()
+                if not (waiting := self._answers.popleft()).done():
+                    waiting.set_result((told, fds))
+                    continue
             for fd in fds:  # nobody waits for it any more: its guard sees that by itself
                 os.close(fd)
+
+
+def _let_go(sent: "asyncio.Future[_Answer]") -> None:
+    """Close what came with an answer that nobody takes."""
+    if sent.done() and not sent.cancelled() and sent.exception() is None:
+        for fd in sent.result()[1]:
+            os.close(fd)
 
 
 class Templates:
@@ -269,6 +286,7 @@ class Templates:
         self._keepers: dict[TemplateKey, _Keeper] = {}  # the least recently used first
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures: Counter[TemplateKey] = Counter()
+        self._closed = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -294,6 +312,10 @@ class Templates:
         """Note that a start from a spare went wrong: this template starts nothing any more."""
         log.warning("a kernel could not be started from its template: %s", why)
         self._failures[key] += 1
+        self.drop(key)
+
+    def drop(self, key: TemplateKey) -> None:
+        """End the template for these starts: it is out of date."""
         if (keeper := self._keepers.pop(key, None)) is not None:
             keeper.task.cancel()
 
@@ -301,7 +323,7 @@ class Templates:
         """Have a template with a spare soon, unless it has gone wrong before. Waits for nothing."""
         keeper = self._keepers.pop(key, None)
         if keeper is None or keeper.over:
-            if self._failures[key] >= FAILURES:
+            if self._closed or self._failures[key] >= FAILURES:
                 return
             keeper = _Keeper(self._processes, key)
             self._tasks.add(keeper.task)
@@ -312,7 +334,8 @@ class Templates:
             self._keepers.pop(next(iter(self._keepers))).task.cancel()
 
     async def aclose(self) -> None:
-        """End all. Kernels that were started from them are not touched."""
+        """End all, for good. Kernels that were started from them are not touched."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         while self._tasks:

@@ -58,10 +58,11 @@ class LoopClients:
             if not followers:
                 await self._came.setdefault(run_id, anyio.Event()).wait()
                 continue
+            client = followers[-1]
             try:
-                return await followers[-1].request(method, request) or EMPTY
+                return await client.request(method, request) or EMPTY
             except HostLost:
-                self._gone(run_id, followers[-1])
+                self._gone(run_id, client)
 
     def _gone(self, run_id: str, client: "Attachment") -> None:
         followers = self._following.get(run_id, [])

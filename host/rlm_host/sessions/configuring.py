@@ -30,7 +30,9 @@ async def change_options(session: "SessionActor", given: SessionOptions) -> Sess
         await session.in_thread(check_tools, given.tools)
     prompt = None
     if given.instructions is not None:
-        prompt, _ = await session.in_thread(composed, session.home, session.state.opened, whole)
+        prompt, _ = await session.in_thread(
+            composed, session.home, session.state.opened, whole, session.skills
+        )
     env_names = tuple(env_of(whole)) or session.state.env_names
     records: list[r.Record] = [
         r.SessionConfigured(options=public(whole), env_names=env_names, prompt=prompt)

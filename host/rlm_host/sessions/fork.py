@@ -61,7 +61,7 @@ def fork_header(
     )
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Place(msgspec.Struct, frozen=True):
     """Where a session lies: the folder and name of its journal, and its own folder."""
 
     folder: Path
@@ -77,8 +77,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 def write_fork(
     source: Place,
     target: Place,
-    *,
     home: Path,
+    *,
     header: r.SessionOpened,
     damage: list[r.DamageFound],
     at_ms: int,

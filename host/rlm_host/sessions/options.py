@@ -10,6 +10,7 @@ from rlm_protocol import records as r
 from rlm_protocol.limits import MAX_DEPTH_DEFAULT
 from rlm_protocol.session import SessionOptions, Thinking
 
+from ..kernels.skills import Skills
 from .prompt import INSTRUCTIONS_CHARS, Instructions, compose
 
 FILE = "AGENTS.md"
@@ -49,7 +50,7 @@ def public(options: SessionOptions) -> SessionOptions:
 
 
 def composed(
-    home: Path, opened: r.SessionOpened, options: SessionOptions
+    home: Path, opened: r.SessionOpened, options: SessionOptions, skills: Skills
 ) -> tuple[str, tuple[str, ...]]:
     """
     Give the system prompt of a session, and which instruction files are in it. Blocks.
@@ -59,8 +60,13 @@ def composed(
     files = [found for folder in (home, Path(opened.cwd)) if (found := _read(folder / FILE))]
     extra = [Instructions(options.instructions or ""), *files]
     paths = tuple(one.path for one in files if one.path)
-    is_child, tools = opened.parent is not None, options.tools or ()
-    return compose(extra, is_child=is_child, tools=tools), paths
+    prompt = compose(
+        extra,
+        is_child=opened.parent is not None,
+        tools=options.tools or (),
+        skills=skills.offered(Path(opened.cwd)),
+    )
+    return prompt, paths
 
 
 def _read(path: Path) -> Instructions | None:

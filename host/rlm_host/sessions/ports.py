@@ -76,6 +76,8 @@ class Kernel(Protocol):
 
     async def restart(self, *, restore: bool) -> Revival | None: ...
 
+    async def stop(self) -> None: ...
+
     def kill(self) -> None: ...
 
     async def aclose(self, *, snapshot: bool = True) -> None: ...
@@ -144,6 +146,9 @@ IsQuiet = Callable[["SessionActor"], bool]
 OnStop = Callable[["SessionActor"], Awaitable[None]]
 """Stop everything below the session (`turn/interrupt {subtree}`)."""
 
+HeldSince = Callable[["SessionActor"], int]
+"""When a person stopped a tree that the session is in and that no person has gone on with; or 0."""
+
 OnClose = Callable[["SessionActor"], Awaitable[None]]
 """Called when a session begins to close: end what belongs to it (seed: parent teardown)."""
 
@@ -185,6 +190,7 @@ class SessionPorts:
         self.on_idle: list[OnIdle] = []
         self.is_quiet: list[IsQuiet] = []
         self.on_stop: list[OnStop] = []
+        self.held_since: list[HeldSince] = []
         self.on_close: list[OnClose] = []
         self.on_load: list[OnLoad] = []
         self.may_open: list[MayOpen] = []

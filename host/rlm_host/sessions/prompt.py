@@ -12,6 +12,7 @@ import msgspec
 from rlm_protocol.session import ClientTool
 from rlm_protocol.tool import documentation, signature
 
+from ..kernels.skills import Skill
 from ..models.provider import Tool
 
 TOOL = "python"
@@ -74,6 +75,11 @@ You are a sub-agent. Your task is the first message. When it asks for a result, 
 """
 
 
+SKILLS = """\
+Skills
+These Python modules are bound in the REPL already. `print(NAME.__doc__)` shows how one is used; \
+read that before you use it."""
+
 NO_TOOLS = "The client offers no tools any more: names of `tools` cannot be called."
 
 
@@ -85,10 +91,17 @@ class Instructions(msgspec.Struct, frozen=True):
 
 
 def compose(
-    extra: Iterable[Instructions], *, is_child: bool, tools: tuple[ClientTool, ...] = ()
+    extra: Iterable[Instructions],
+    *,
+    is_child: bool,
+    tools: tuple[ClientTool, ...] = (),
+    skills: tuple[Skill, ...] = (),
 ) -> str:
-    """Give the whole system prompt: the base, the tools, then each text under its origin."""
+    """Give the whole system prompt: the base, skills, tools, then each text under its origin."""
     parts = [BASE, AS_CHILD if is_child else ""]
+    if usable := [skill for skill in skills if skill.problem is None]:
+        parts.append(f"\n{SKILLS}\n")
+        parts += [f"- `{skill.name}`: {skill.description}\n" for skill in usable]
     if tools:
         parts.append(f"\nTools of the client\n{tools_text(tools)}\n")
     for one in extra:

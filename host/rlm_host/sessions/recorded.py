@@ -21,6 +21,7 @@ from rlm_protocol.session import Session, SessionResumeResult, SessionStatusChan
 from rlm_protocol.usage import Usage, UsageUpdated
 
 from ..clock import Clock
+from ..kernels.skills import Skills
 from ..paths import Directory
 from .files import Files
 from .journal import Journal
@@ -53,6 +54,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     executor: Executor
     files: Files
+    skills: Skills
     kernels: KernelFactory
     models: Models
     ports: SessionPorts
@@ -128,6 +130,11 @@ class Recorded:
     def home(self) -> Path:
         """RLM_HOME of the host."""
         return self._shared.home
+
+    @property
+    def skills(self) -> Skills:
+        """Where the skills of this host come from."""
+        return self._shared.skills
 
     @property
     def folder(self) -> Path:

@@ -26,7 +26,7 @@ from .state import SessionState
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_SCHEMA = 1
+CHECKPOINT_SCHEMA = 2
 MARK_EVERY = 1000
 """A place in the file is remembered every so many records, so that a cursor is found quickly."""
 _COPY_BYTES = MIB

@@ -24,9 +24,7 @@ from rlm_protocol.session import (
 from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
 
-from ..kernels.bootstrap import bind_code
 from ..kernels.cell import KernelStatus, SnapshotReport
-from ..kernels.recipe import Recipe
 from ..models.catalog import check_thinking
 from ..paths import Directory
 from .approvals import Approvals
@@ -34,6 +32,7 @@ from .artifacts import read_piece
 from .cells import Cells, execute_result
 from .configuring import change_options
 from .lease import Lease
+from .make_kernel import make_kernel
 from .notifications import Notification
 from .options import env_of
 from .ports import Kernel
@@ -42,8 +41,9 @@ from .recorded import CHECKPOINT_IDLE, Environment, Recorded, T
 from .recovery import Recovered
 from .requests import Requests
 from .schema import check_schema
-from .state import closing_records
+from .state import PERSONAL, closing_records
 from .subscriptions import Listener
+from .together import all_of
 from .turn import Turn
 
 END_S = 2.0
@@ -218,8 +218,9 @@ class SessionActor(Recorded):
         """
         End the running turn, and with `subtree` everything below; `turn/completed` tells the rest.
 
-        It comes in at most a second. Gives the turn's id, None when none runs. After a `subtree`
-        stop nothing that waits starts a turn until a person starts one.
+        It comes in at most a second. Gives the turn's id, None when none runs. A `subtree` stop
+        also ends the cells, background commands and tasks of the whole tree, those that do not
+        yield with their kernels; nothing that waits starts a turn until a person starts one.
 
         Raises:
             TurnMismatch: another turn than `turn_id` runs.
@@ -230,9 +231,10 @@ class SessionActor(Recorded):
         if turn is not None:
             turn.interrupt.set()
         if subtree:
-            await self.append(r.InputsHeld())
-            for stop in self.ports.on_stop:
-                await stop(self)
+            try:
+                await self.append(r.InputsHeld())
+            finally:  # a full disk keeps nothing running
+                await all_of(self.kernel.stop(), *(stop(self) for stop in self.ports.on_stop))
         return turn.turn_id if turn else None
 
     async def wait_idle(self) -> None:
@@ -277,9 +279,9 @@ class SessionActor(Recorded):
         """Start a turn for what waits; else the session is idle."""
         if self._turn is not None or self.closing:
             return
-        taken = [] if self.state.held else self.pending("steer")
-        if not taken and follow_up and not self.state.held:
-            waiting = self.pending("follow_up")
+        taken = self._may_begin("steer")
+        if not taken and follow_up:
+            waiting = self._may_begin("follow_up")
             taken = [one for one in waiting if one.origin != "queue"] or waiting[:1]
         if taken:
             accepted = r.TurnAccepted(turn_id=self.new_id("turn"), origin=taken[0].origin)
@@ -292,6 +294,17 @@ class SessionActor(Recorded):
         for hook in self.ports.on_idle:
             await hook(self)
         self.check_quiet()
+
+    def _may_begin(self, mode: Literal["steer", "follow_up"]) -> list[r.InputQueued]:
+        """Give what waits; after a stop, only what a person has said since."""
+        since_ms = max((held(self) for held in self.ports.held_since), default=0)
+        if self.state.held:
+            since_ms = max(since_ms, self.state.held_at_ms, 1)
+        return [
+            one
+            for one in self.pending(mode)
+            if not since_ms or (one.origin in PERSONAL and one.item.started_at_ms > since_ms)
+        ]
 
     def check_quiet(self) -> None:
         """Tell clients when nothing of the session is unsettled any more."""
@@ -376,30 +389,7 @@ class SessionActor(Recorded):
         return msgspec.structs.replace(options, recipe=recipe)
 
     def _make_kernel(self) -> Kernel:
-        opened, recipe = self.state.opened, self.state.options.recipe
-        return self._shared.kernels(
-            recipe=Recipe(
-                python=recipe.python if recipe else None,
-                launcher=recipe.launcher or () if recipe else (),
-                sandbox=recipe.sandbox if recipe else None,
-                network=recipe.network if recipe else None,
-                memory_bytes=recipe.memory_bytes if recipe else None,
-                env=self.env,
-            ),
-            cwd=Path(opened.cwd),
-            session_dir=self.artifacts_path,
-            depth=opened.parent.depth if opened.parent else 0,
-            max_depth=opened.max_depth,
-            host_requests=self._host_request,
-            on_background=self.cells.on_background,
-            on_status=self.cells.on_status,
-            on_saved=self.cells.on_saved,
-            persistent=not opened.ephemeral,
-            bootstrap=lambda: bind_code(self.state.options.tools or ()),
-        )
-
-    async def _host_request(self, kind: str, payload: dict[str, Any], cell_id: str | None) -> Any:
-        return await self.ports.answer(self, kind, payload, cell_id)
+        return make_kernel(self, self._shared.kernels, self.env)
 
     # --- changes of the session itself ---
 
@@ -478,11 +468,13 @@ class SessionActor(Recorded):
     async def _close(self, reason: Any) -> None:
         if self._turn is not None:
             self._turn.interrupt.set()
+        # All of a tree at once: a cell that does not yield must not keep those below it waiting.
+        kernel = asyncio.ensure_future(self.kernel.aclose(snapshot=not self.state.opened.ephemeral))
         for hook in self.ports.on_close:
             await hook(self)
         if self._running is not None:
             await asyncio.wait([self._running], timeout=END_S)
-        await self.kernel.aclose(snapshot=not self.state.opened.ephemeral)
+        await kernel
         if self._usage_timer is not None:
             self._usage_timer.cancel()
         left = [task for task in self._tasks if task is not self._checkpointing]

@@ -22,6 +22,8 @@ REQUESTS_REMEMBERED = 1000
 """Idempotency keys of a session whose results are kept."""
 INPUTS_REMEMBERED = 1000
 """Ids of inputs that were taken up or withdrawn: the same one delivered again is none."""
+PERSONAL = ("client", "queue")
+"""Origins of what a person said."""
 
 HOST_ENDED = "The host ended meanwhile."
 USER_CELLS = 20
@@ -104,6 +106,9 @@ class SessionState(msgspec.Struct, kw_only=True):
     settled: dict[str, None] = {}
     held: bool = False
     """What waits starts no turn by itself (see `InputsHeld`)."""
+    held_at_ms: int = 0
+    person_at_ms: int = 0
+    """When inputs were held, and when a person started a turn, for the last time."""
     user_cells: list[UserCell] = []
     """Cells of people since the model was last asked, the last of them."""
     requests: dict[str, KnownRequest] = {}
@@ -167,7 +172,7 @@ class SessionState(msgspec.Struct, kw_only=True):
             case r.InputWithdrawn(item_id=item_id):
                 self._settle(item_id)
             case r.InputsHeld():
-                self.held = True
+                self.held, self.held_at_ms = True, at_ms
             case r.RequestReceived():
                 self._remember(
                     record.key, KnownRequest(method=record.method, request=record.request)
@@ -201,7 +206,8 @@ class SessionState(msgspec.Struct, kw_only=True):
                     output_schema=record.output_schema,
                 )
                 self.turns += 1
-                self.held = self.held and record.origin not in ("client", "queue")
+                if record.origin in PERSONAL:
+                    self.held, self.person_at_ms = False, at_ms
             case r.ProviderIntent(turn_id=turn_id, attempt=attempt):
                 if (turn := self._running(turn_id)) is not None:
                     turn.attempts = turn.intent = attempt

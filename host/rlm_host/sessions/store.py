@@ -32,6 +32,7 @@ from rlm_protocol.session import (
 
 from .. import paths
 from ..clock import Clock
+from ..kernels.skills import Skills
 from ..models.catalog import check_thinking, clamp_thinking
 from ..paths import Directory
 from ..processes.ledger import this_process
@@ -89,6 +90,7 @@ class SessionStore:
         socket: str | None = None,
         new_id: Callable[[str], str] = fresh_id,
         files: Files | None = None,
+        skills: Skills | None = None,
         unload_after_ms: int = 0,
     ) -> None:
         self._home, self._ephemeral_home = home, ephemeral_home
@@ -100,6 +102,7 @@ class SessionStore:
             clock=clock,
             executor=self._executor,
             files=files or Files(),
+            skills=skills or Skills(),
             kernels=kernels,
             models=models,
             ports=ports,
@@ -211,7 +214,7 @@ class SessionStore:
         folder = self._folder(header)
 
         def write() -> Opened:
-            prompt, files = composed(self._home, header, header.options)
+            prompt, files = composed(self._home, header, header.options, self._shared.skills)
             whole = msgspec.structs.replace(header, prompt=prompt, instruction_files=files)
             now_ms = self._shared.clock.now_ms()
             with Directory.open(folder) as directory:
@@ -388,18 +391,13 @@ class SessionStore:
             source.state, self._shared.new_id("ses"), name=params.name, turn_id=turn_id
         )
         folder, now_ms = self._folder(header), self._shared.clock.now_ms()
-        damage, artifacts = list(source.state.damage), self._artifacts(header, folder)
         await source.save_unsaved()
+        origin = Place(source.folder, source.id, source.artifacts_path)
+        target = Place(folder, header.session_id, self._artifacts(header, folder))
+        damage = list(source.state.damage)
 
         def copy() -> Opened:
-            write_fork(
-                Place(folder=source.folder, session_id=source.id, artifacts=source.artifacts_path),
-                Place(folder=folder, session_id=header.session_id, artifacts=artifacts),
-                home=self._home,
-                header=header,
-                damage=damage,
-                at_ms=now_ms,
-            )
+            write_fork(origin, target, self._home, header=header, damage=damage, at_ms=now_ms)
             return self._open_journal(header.session_id, folder)
 
         actor = self._make(await self._thread_on(folder, copy), folder, {})

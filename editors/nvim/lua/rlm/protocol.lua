@@ -406,6 +406,25 @@
 ---@field seed? integer
 ---@field record? "intent"|"single"
 
+--- One row (seed: loop-kernel, Audit); `id` is the same however often it was written.
+---@class rlm.LoopDecision
+---@field id string
+---@field kind string
+---@field runId string
+---@field generation integer
+---@field decision table<string, any>
+
+--- Read the decision log in the order of its writing, of one run or of all, a page at a time.
+---@class rlm.LoopDecisionsParams
+---@field runId? string|nil
+---@field after? integer
+---@field limit? integer
+
+--- `next_after` is null on the last page.
+---@class rlm.LoopDecisionsResult
+---@field decisions (rlm.LoopDecision)[]
+---@field nextAfter? integer|nil
+
 --- Start a new run with the history of another up to and including `generation`.
 ---@class rlm.LoopForkParams
 ---@field runId string

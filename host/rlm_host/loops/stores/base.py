@@ -15,6 +15,7 @@ Rules that every store keeps, whatever its engine:
 under; an engine with its own claims and leases offers only the former.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -29,6 +30,7 @@ PAGE = 200
 """Events or runs of one page."""
 
 ControlAction = Literal["cancel", "pause", "resume"]
+HintsOf = Literal["requests", "all"]
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +182,15 @@ class RunReader(Protocol):
 
     def health(self, *, deep: bool = False) -> Health:
         """Look at the store; `deep` reads all of it."""
+
+    def hints(
+        self, on_hint: Callable[[], None], of: HintsOf = "all"
+    ) -> contextlib.AbstractContextManager[None]:
+        """
+        Call `on_hint`, from any thread, when a run may have changed, for the length of the block.
+
+        Hints may be late, lost or wrong, and an engine may give none: whoever waits polls as well.
+        """
 
     def close(self) -> None:
         """Give back what is open."""

@@ -16,7 +16,7 @@ import apsw
 
 from rlm_protocol.errors import StoreUnavailable
 
-from .sqlite_file import store_errors
+from ...sqlite_file import store_errors
 
 T = TypeVar("T")
 Fault = Callable[[str], None]

@@ -1,5 +1,6 @@
 """Runs in a PostgreSQL database: the store of many hosts."""
 
+import contextlib
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +21,13 @@ from .base import (
     ControlAction,
     EventRow,
     Health,
+    HintsOf,
     Lease,
     Page,
     RunRow,
 )
 from .group_commit import Fault, no_fault
+from .postgres_hints import Hinter, listening
 from .postgres_pool import CONNECTIONS, VERSION, Db, Pool
 from .postgres_rows import (
     GIVEN,
@@ -113,6 +116,8 @@ class PostgresRunStore:
 
     def __init__(self, url: str, *, fault: Fault = no_fault) -> None:
         self._pool = Pool(url)
+        self._url = url
+        self._hinter = Hinter()
         self._fault = fault
         self._threads: ThreadPoolExecutor | None = None
 
@@ -365,7 +370,7 @@ class PostgresRunStore:
                     act(db, run, change_of(run, action, reason, owned=owned, half_done=half_done))
                 return find_run(db, run_id)
 
-        return self._write(work).to_row()
+        return self._write(work, self._hinter.asked).to_row()
 
     def prune(self, *, before_ms: int, limit: int = 100) -> int:
         """Delete old terminal runs. See `RunStore.prune`."""
@@ -379,13 +384,24 @@ gone AS (DELETE FROM loop_events WHERE run IN (SELECT id FROM old))
 SELECT count(*) FROM old"""
         return int(self._write(lambda db: one(db, query, (before_ms, limit))[0]))
 
-    def _write(self, work: Callable[[Db], T]) -> T:
-        """Do what changes something, between two points at which a test can end the process."""
+    def hints(
+        self, on_hint: Callable[[], None], of: HintsOf = "all"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Listen for the hints of all who write to this database. See `RunReader.hints`."""
+        return listening(self._url, on_hint, of)
+
+    def _write(self, work: Callable[[Db], T], hint: Callable[[Db], None] | None = None) -> T:
+        """
+        Do what changes something, between two points at which a test can end the process.
+
+        Once it is durable, `hint` tells those who wait for changes.
+        """
 
         def between(db: Db) -> T:
             self._fault("store.before_write")
             result = work(db)
             self._fault("store.committed")
+            (hint or self._hinter.progressed)(db)
             return result
 
         return self._pool.call(between)

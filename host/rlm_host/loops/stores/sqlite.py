@@ -17,6 +17,7 @@ from rlm_protocol.loop_records import Event, Head, Submitted
 
 from ...clock import SystemClock
 from ...processes.facts import boot_id
+from ...sqlite_file import BUSY_MS, open_file, store_errors
 from . import liveness
 from .base import (
     LEASE_MS,
@@ -26,6 +27,7 @@ from .base import (
     ControlAction,
     EventRow,
     Health,
+    HintsOf,
     Lease,
     Page,
     RunRow,
@@ -45,7 +47,6 @@ from .rows import (
     page_of,
     submitted_in,
 )
-from .sqlite_file import BUSY_MS, open_file, store_errors
 from .sqlite_rows import (
     LAYOUT,
     SqliteRun,
@@ -129,6 +130,12 @@ class SqliteRunStore:
         if process.lock is not None:
             process.lock.close()
             process.lock = None
+
+    def hints(
+        self, on_hint: Callable[[], None], of: HintsOf = "all"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Give none: a file tells nobody. See `RunReader.hints`."""
+        return contextlib.nullcontext()
 
     def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
         """Make calls durable with one sync. See `RunStore.together`."""

@@ -10,6 +10,7 @@ from rlm_protocol.errors import RunNotFound
 from rlm_protocol.loop import RunStatus
 from rlm_protocol.loop_records import Event, Submitted
 
+from ...sqlite_file import Layout
 from ..head import fold_all
 from .base import EventRow, RunRow
 from .rows import (
@@ -22,7 +23,6 @@ from .rows import (
     new_run,
     not_recorded,
 )
-from .sqlite_file import Layout
 
 LAYOUT = Layout(
     what="run store",

@@ -1,7 +1,8 @@
 """Runs on a Temporal cluster, for those who submit, watch and control them."""
 
 import base64
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,7 +27,7 @@ from rlm_protocol.loop import RunStatus
 from rlm_protocol.loop_records import Head, Submitted
 
 from ..head import fold_all
-from ..stores.base import PAGE, ControlAction, EventRow, Health, Page, RunRow
+from ..stores.base import PAGE, ControlAction, EventRow, Health, HintsOf, Page, RunRow
 from ..stores.rows import check_same_run, not_completed
 from .history import Entry, Execution
 
@@ -138,6 +139,12 @@ class TemporalRuns:
             except RunNotFound:  # it has ended meanwhile
                 return self.head(run_id)
         return self.head(run_id)
+
+    def hints(
+        self, on_hint: Callable[[], None], of: HintsOf = "all"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Give none: a cluster tells its workers only. See `RunReader.hints`."""
+        return contextlib.nullcontext()
 
     def health(self, *, deep: bool = False) -> Health:
         """Ask the cluster. See `RunReader.health`."""
