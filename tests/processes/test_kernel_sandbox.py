@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlm_host.kernels.cell import KernelStatus
 from rlm_host.kernels.client import Waits
 from rlm_host.kernels.doctor import kernel_path
 from rlm_host.kernels.recipe import Recipe
