@@ -379,9 +379,13 @@ class Loops(Lazily["LoopService"]):
 
     def _open_store(self) -> "RunStore":
         from .loops.stores.sqlite import SqliteRunStore
+        from .sessions.journal import store_error
 
         path = paths.run_store(self._home, RUN_STORE)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as why:
+            raise store_error(why, str(path.parent)) from why
         return SqliteRunStore(path)
 
     def _open_log(self) -> "DecisionLog":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlm_host.kernels.cell import KernelStatus
 from rlm_host.kernels.client import Waits
 from rlm_host.kernels.doctor import kernel_path
 from rlm_host.kernels.recipe import Recipe
@@ -169,7 +170,10 @@ async def test_a_killed_sandbox_is_revived_from_its_snapshot(run: Run) -> None:
     await run("import subprocess; kept = 7; _ = subprocess.Popen(['sleep', '3600'])")
     assert "kept" in (await run.kernel.snapshot()).saved
     run.kernel.kill()
-    await until(lambda: not my_children(), "the end of the sandbox")
+    await until(
+        lambda: run.kernel.status is KernelStatus.ABSENT and not my_children(),
+        "the end of the sandbox",
+    )
     got = await run("kept")
     assert (got.result, got.revival.reason) == ("7", "killed")
 

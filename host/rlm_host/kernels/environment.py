@@ -21,6 +21,7 @@ from .managed import ensure_managed
 from .overlay import ensure_overlay, missing
 from .recipe import Choice, Recipe, SessionFacts, Source, choose
 from .sandbox import TEMPORARY, Bubblewrap, View, arguments, family_folder, interpreter_folders
+from .skills import skills_folder
 
 PASSED_ON = re.compile(r"PATH|HOME|LANG|LC_.*|TZ|TERM|TMPDIR")
 """All that a kernel sees of the host's environment: never a provider's key."""
@@ -127,7 +128,10 @@ async def resolve(
             hidden=host.hidden,
             user_home=Path(variables["HOME"]) if "HOME" in variables else None,
             workspace=session.cwd,
-            readable=interpreter_folders(Path(python), session.cwd),
+            readable=(
+                *interpreter_folders(Path(python), session.cwd),
+                *(folder for folder in [skills_folder(host.home)] if folder.is_dir()),
+            ),
             network=bool(recipe.network),
         )
         launcher = (bubblewrap, *arguments(view))
