@@ -206,7 +206,8 @@ class Runtime:
         busy = bool(self.outbox)
         if busy:
             self.outbox.ship()
-        self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
+        if self._questions:
+            self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
         if self._closing is not None and time.monotonic() > self._closing:
             self._leave()
         return busy or bool(self._questions) or self._closing is not None
@@ -238,7 +239,7 @@ class Runtime:
             while self._replies:
                 reply = self._replies.popleft()
                 self.bridge.reply(reply.id, reply.data)
-            while question := self._next_question():
+            while self._questions and (question := self._next_question()):
                 self._answer(question)
             if self._closing is not None:
                 self._end_if_free()
