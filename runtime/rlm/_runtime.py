@@ -234,13 +234,8 @@ class Runtime:
     def step(self) -> None:
         """Serve what has come, until there is nothing or a cell awaits."""
         while True:
-            while self._bad:
-                self.wire.put(_frames.error(None, "ProtocolError", self._bad.popleft(), []))
-            while self._replies:
-                reply = self._replies.popleft()
-                self.bridge.reply(reply.id, reply.data)
-            while self._questions and (question := self._next_question()):
-                self._answer(question)
+            if self._bad or self._replies or self._questions:
+                self._serve_at_once()
             if self._closing is not None:
                 self._end_if_free()
                 return
@@ -250,6 +245,16 @@ class Runtime:
             self._queued_bytes -= size_bytes
             self._watch.wake()
             self.execution.begin(request, json_id)
+
+    def _serve_at_once(self) -> None:
+        """Serve what does not wait its turn."""
+        while self._bad:
+            self.wire.put(_frames.error(None, "ProtocolError", self._bad.popleft(), []))
+        while self._replies:
+            reply = self._replies.popleft()
+            self.bridge.reply(reply.id, reply.data)
+        while self._questions and (question := self._next_question()):
+            self._answer(question)
 
     def _answer(self, question: Question) -> None:
         from . import _inspect
