@@ -124,7 +124,7 @@ class Runtime:
         if self.bridge.frames:
             self.wire.put(self.outbox.take() + self.bridge.take())
         if self._tasks and (idle or len(self._tasks) > self._tasks_most):
-            self._tasks = {task for task in self._tasks if not task.done()}
+            self._tasks.difference_update([t for t in tuple(self._tasks) if t.done()])
             self._tasks_most = 2 * len(self._tasks) + 64  # so that looking costs little per task
 
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
