@@ -22,7 +22,8 @@ LOOK_S = 0.5
 
 async def list_runs(client: Asked, options: argparse.Namespace) -> int:
     """Print the newest runs."""
-    page = await client.request("loop/list", {"limit": options.limit, "status": options.status})
+    narrowed = {name: getattr(options, name) for name in ("tenant", "workspace", "status")}
+    page = await client.request("loop/list", {"limit": options.limit, **narrowed})
     if options.json:
         print_json(page)
         return 0
