@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import random
@@ -16,9 +17,7 @@ from . import paths
 from .clock import Clock, SystemClock
 from .config import BudgetConfig, Config
 from .config_file import ConfigFile
-from .loops.service import LoopService
-from .loops.steps import ClientRunner, CommandRunner, Runners
-from .loops.stores.base import RunStore
+from .lazily import Lazily
 from .processes.facts import can_fork_guards, harden_host
 from .processes.ledger import Ledger
 from .processes.spawn import Processes
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from .kernels.environment import KernelHost
     from .kernels.recipe import Recipe
     from .loops.audit import DecisionLog
+    from .loops.service import LoopService
+    from .loops.stores.base import RunStore
     from .models.registry import Models
     from .sessions.session import SessionActor
     from .sessions.store import SessionStore
@@ -89,7 +90,7 @@ async def build(
         block.push_async_callback(agents.aclose)
         loop_clients = LoopClients()
         loops = await block.enter_async_context(
-            _loops(home, env, processes=processes, clients=loop_clients, agents=agents)
+            Loops(home, env, processes=processes, clients=loop_clients, agents=agents)
         )
         yield Services(
             home=home,
@@ -124,8 +125,15 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
+        hidden=_hidden(env, None),
         defaults=_recipe_defaults(config),
     )
+
+
+def _hidden(env: Mapping[str, str], socket: Path | None) -> tuple[Path, ...]:
+    """Give what a cell in a sandbox must not reach, wherever its workspace lies."""
+    own = (socket,) if socket is not None else ()
+    return (paths.socket_folder(env), paths.ephemeral_home(env), *own)
 
 
 def _recipe_defaults(config: Config) -> "Recipe":
@@ -216,6 +224,7 @@ class Agents:
                 python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
+                hidden=_hidden(self._env, self._socket),
                 defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
@@ -316,46 +325,70 @@ def _swept_ledger(home: Path) -> Ledger | None:
     return ledger
 
 
-def _loops(
-    home: Path,
-    env: Mapping[str, str],
-    *,
-    processes: Processes,
-    clients: LoopClients,
-    agents: Agents,
-) -> LoopService:
-    from rlm_protocol import loop as wire
+class Loops(Lazily["LoopService"]):
+    """The loops of a host, made by their first use."""
 
-    from .loops.session_steps import AgentRunner, ReplRunner
+    def __init__(
+        self,
+        home: Path,
+        env: Mapping[str, str],
+        *,
+        processes: Processes,
+        clients: LoopClients,
+        agents: Agents,
+    ) -> None:
+        super().__init__(self._load)
+        self._home, self._env, self._processes = home, env, processes
+        self._clients, self._agents = clients, agents
 
-    async def session(session_id: str) -> "SessionActor":
-        return await agents.sessions.get(session_id)
+    @property
+    def running(self) -> int:
+        """How many runs this host is working on; asking loads nothing."""
+        return self.known.running if self.known is not None else 0
 
-    kept = {name: env[name] for name in STEP_VARIABLES if name in env}
-    runners: Runners = {
-        wire.CommandStep: CommandRunner(processes, env=kept, cwd=Path.cwd()),
-        wire.ClientStep: ClientRunner(clients),
-        wire.ReplStep: ReplRunner(session),
-        wire.AgentStep: AgentRunner(session),
-    }
+    async def _load(self) -> "LoopService":
+        name = f"{__package__}.loops.session_steps"
+        await anyio.to_thread.run_sync(importlib.import_module, name)
+        return self._service()
 
-    def open_store() -> RunStore:
+    def _service(self) -> "LoopService":
+        from rlm_protocol import loop as wire
+
+        from .loops.service import LoopService
+        from .loops.session_steps import AgentRunner, ReplRunner
+        from .loops.steps import ClientRunner, CommandRunner, Runners
+
+        clients, kept = self._clients, {n: self._env[n] for n in STEP_VARIABLES if n in self._env}
+        runners: Runners = {
+            wire.CommandStep: CommandRunner(self._processes, env=kept, cwd=Path.cwd()),
+            wire.ClientStep: ClientRunner(clients),
+            wire.ReplStep: ReplRunner(self._session),
+            wire.AgentStep: AgentRunner(self._session),
+        }
+        return LoopService(
+            self._open_store,
+            runners,
+            open_log=self._open_log,
+            worker=f"rlm-host {os.getpid()}",
+            on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
+            on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
+        )
+
+    async def _session(self, session_id: str) -> "SessionActor":
+        return await self._agents.sessions.get(session_id)
+
+    def _open_store(self) -> "RunStore":
         from .loops.stores.sqlite import SqliteRunStore
+        from .sessions.journal import store_error
 
-        path = paths.run_store(home, RUN_STORE)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = paths.run_store(self._home, RUN_STORE)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as why:
+            raise store_error(why, str(path.parent)) from why
         return SqliteRunStore(path)
 
-    def open_log() -> "DecisionLog":
+    def _open_log(self) -> "DecisionLog":
         from .loops.audit import DecisionLog
 
-        return DecisionLog(paths.decision_log(home))
-
-    return LoopService(
-        open_store,
-        runners,
-        open_log=open_log,
-        worker=f"rlm-host {os.getpid()}",
-        on_generation=lambda told: clients.tell("loop/generation", told.run_id, told),
-        on_completed=lambda told: clients.tell("loop/completed", told.run_id, told),
-    )
+        return DecisionLog(paths.decision_log(self._home))

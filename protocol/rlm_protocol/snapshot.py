@@ -2,11 +2,14 @@
 The file that a snapshot is: header, pickle stream, aligned raw buffers, table. Sans-IO.
 
 The runtime writes and reads it; the host reads enough of it to sign and to show it. What a host
-must sign is where code lives: header, stream and table (`Layout.signed_spans`); buffers carry a CRC
-each. The table holds the manifest too, so that a manifest file that is missing can be written
-again: a snapshot is committed by taking the old manifest away, replacing the payload, placing the
-new manifest.
+must sign is where code lives: header, stream and table (`Layout.signed_spans`). Every part is
+checksummed: buffers by a CRC each in the table, the rest by one CRC at the end of the table, so a
+flipped bit is found before anything is unpickled. The table holds the manifest too, so that a
+manifest file that is missing can be written again: a snapshot is committed by taking the old
+manifest away, replacing the payload, placing the new manifest.
 """
+
+import zlib
 
 import msgspec
 
@@ -18,6 +21,8 @@ MAGIC = b"rlm-snapshot-2\r\n"
 HEADER_BYTES = 32
 ALIGN_BYTES = 4096
 """Buffers start on a page, so that a restore can map them instead of reading them."""
+_CHECK_BYTES = 9
+"""A line feed and the CRC of header, stream and table, in hexadecimal."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -95,15 +100,26 @@ def layout(head: bytes, file_bytes: int) -> Layout:
     return Layout(stream_bytes, table_at, file_bytes)
 
 
-def decode_table(data: bytes, where: Layout) -> Table:
+def encode_table(table: Table, *parts: bytes | memoryview) -> bytes:
+    """Give the bytes of a table that closes a file; `parts` are its header and its stream."""
+    data = _encode(table)
+    return data + _check(data, *parts)
+
+
+def read(file: memoryview) -> tuple[Layout, Table]:
     """
-    Read a table and check it against the file's layout.
+    Give the layout and the table of a whole file.
 
     Raises:
-        SnapshotFailed: it is damaged.
+        SnapshotFailed: anything outside the raw buffers is not what was written.
     """
+    where = layout(bytes(file[:HEADER_BYTES]), len(file))
+    data = bytes(file[where.table])
+    body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+    if check != _check(body, file[: where.stream.stop]):
+        raise SnapshotFailed("The snapshot was cut or damaged.", file_bytes=len(file))
     try:
-        table = _decode(data)
+        table = _decode(body)
     except UNDECODABLE as why:
         raise SnapshotFailed("The snapshot's table is damaged.", reason=decode_error(why)) from None
     ends = (0, *table.ends)
@@ -117,10 +133,23 @@ def decode_table(data: bytes, where: Layout) -> Table:
         )
     ):
         raise SnapshotFailed("The snapshot's table does not fit its file.")
-    return table
+    return where, table
+
+
+def _check(table: bytes, *parts: bytes | memoryview) -> bytes:
+    crc = 0
+    for part in (*parts, table):
+        crc = zlib.crc32(part, crc)
+    return b"\n%08x" % crc
 
 
 _decode = msgspec.json.Decoder(Table).decode
-encode = msgspec.json.Encoder().encode
-"""Encode a table or a manifest."""
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Give the bytes of a manifest file."""
+    return _encode(manifest)
+
+
 decode_manifest = msgspec.json.Decoder(Manifest).decode

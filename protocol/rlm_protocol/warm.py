@@ -33,6 +33,14 @@ class Fork(_Message, frozen=True, tag="fork"):
     """
 
 
+class Retire(_Message, frozen=True, tag="retire"):
+    """
+    End; what was forked is the host's now. Not answered.
+
+    The end of the link alone does not say so: it is also the first sign of a host that was killed.
+    """
+
+
 class Ready(_Message, frozen=True, tag="ready"):
     """The template can fork."""
 
@@ -63,7 +71,7 @@ class Birth(_Message, frozen=True, tag="birth"):
     """The whole environment, in its order."""
 
 
-Order = Prepare | Fork
+Order = Prepare | Fork | Retire
 Told = Ready | Refused | Born | Gone
 
 encode = msgspec.msgpack.Encoder().encode

@@ -13,7 +13,7 @@ def serve(channels: Channels, nonce: str, origin: Runtime | None = None) -> NoRe
     doorbell = os.environ.get("RLM_SIGINT") == "doorbell"
     runtime = Runtime(channels, doorbell=doorbell, nonce=nonce)
     if origin is not None:
-        runtime.inherit(origin)
+        runtime.execution.inherit(origin.execution)
     sys.argv = [""]
     if "" not in sys.path:
         sys.path.insert(0, "")  # cells import from the working directory; we have what we need

@@ -46,7 +46,7 @@ def after_this_cell(link: socket.socket) -> None:
             os.waitpid(pid, 0)
         _close(taken)
 
-    origin.after_cell(branch)
+    origin.execution.after_cell(branch)
 
 
 def _go_on(origin: "_runtime.Runtime", fds: list[int]) -> NoReturn:

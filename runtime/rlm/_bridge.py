@@ -1,5 +1,5 @@
 """
-Pending requests of cells to their host, by id. Frames of one loop tick leave in one write.
+Pending requests of cells to their host, by id. Frames of one loop turn leave in one write.
 
 Cancelling the awaiting task cancels the request, and the host is told. When the host is lost, all
 pending and later requests fail at once (seed: rlm-runtime, Failure Modes).
@@ -8,7 +8,6 @@ pending and later requests fail at once (seed: rlm-runtime, Failure Modes).
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from rlm_protocol.errors import TABLE, HostLost, ToolFailed, ToolUnavailable
@@ -56,13 +55,12 @@ _CLASSES: dict[int | None, type[HostError]] = {
 class Bridge:
     """All requests of this kernel. Lives on the loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, put: Callable[[bytes], None]) -> None:
-        self._loop = loop
-        self._put = put
+    def __init__(self) -> None:
         self._ids = itertools.count(1)
         self._pending: dict[str, asyncio.Future[Any]] = {}
-        self._frames: list[bytes] = []
         self._lost = False
+        self.frames: list[bytes] = []
+        """What waits to be sent: the loop's owner does so at the end of each turn."""
 
     @property
     def pending(self) -> int:
@@ -80,7 +78,7 @@ class Bridge:
             ValueError: the payload is no JSON value, or larger than a frame.
         """
         id_ = self._send(type_, payload)
-        future = self._pending[id_] = self._loop.create_future()
+        future = self._pending[id_] = asyncio.get_running_loop().create_future()
         try:
             reply = await future
         except asyncio.CancelledError:
@@ -115,14 +113,13 @@ class Bridge:
         )
         if len(frame) > KERNEL_FRAME_BYTES:
             raise ValueError(f"the request takes {len(frame)} bytes, over {KERNEL_FRAME_BYTES}")
-        if not self._frames:
-            self._loop.call_soon(self._flush)
-        self._frames.append(frame)
+        self.frames.append(frame)
         return id_
 
-    def _flush(self) -> None:
-        frames, self._frames = self._frames, []
-        self._put(b"".join(frames))
+    def take(self) -> bytes:
+        """Give what waits to be sent, for the caller to send."""
+        frames, self.frames = self.frames, []
+        return b"".join(frames)
 
     def reply(self, id_: str, data: dict[str, Any]) -> None:
         """Take the host's answer; one that nobody waits for is ignored."""

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -29,6 +30,10 @@ _SPAWNS = frozenset(
     ("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 )
 
+_FLUSH_S = 0.1
+_FLUSH_BURST_S = 16 * _FLUSH_S
+"""Sixteen flushes in a row are shipped at once, then one each tenth of a second."""
+
 
 def author() -> str | None:
     """Give the id of the request that the running code belongs to; None in other threads."""
@@ -43,6 +48,7 @@ class Outbox:
         self._wake = wake
         self._items: deque[tuple[str, str | None, str]] = deque()
         self._chars = 0
+        self._flushed_until = 0.0  # each flush takes up its time, in advance if need be
         self._lock = threading.Lock()
         self._shipper = 0
 
@@ -57,6 +63,19 @@ class Outbox:
             self.ship()
         else:
             self._wake()
+
+    def flush(self) -> None:
+        """
+        Ship now: what comes next may hold the GIL for long, and the flusher then cannot.
+
+        Left to the flusher all the same when flushes come thick, or when the host does not read.
+        """
+        now = time.monotonic()
+        if self._flushed_until > now + _FLUSH_BURST_S or not self._items:
+            return
+        self._flushed_until = max(self._flushed_until, now) + _FLUSH_S
+        if self._wire.takes_more():
+            self.ship()
 
     def ship(self) -> None:
         """Write out everything that was taken."""
@@ -130,7 +149,9 @@ class Sink(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: text is shipped within 10 ms and before anything that could overtake it."""
+        """Show what was written now, not only within 10 ms."""
+        if not self.forked:
+            self._outbox.flush()
 
     def close(self) -> None:
         """Do nothing: the next cell prints too."""
@@ -206,7 +227,7 @@ class Streams:
         self._nothing = _empty()
         self.install()
         vars(sys).update(__stdin__=self._nothing, __stdout__=self.stdout, __stderr__=self.stderr)
-        sys.addaudithook(self._audit)
+        _on_spawn(self._before_spawn)
 
     def install(self) -> None:
         """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
@@ -218,8 +239,22 @@ class Streams:
         """Write straight to the fds: this process may not speak the protocol."""
         self.stdout.forked = self.stderr.forked = True
 
-    def _audit(self, event: str, _args: object) -> None:
-        if event in _SPAWNS and not self.stdout.forked:
-            self.outbox.ship()  # what was printed before a child starts is shown before its output
-            if threading.get_ident() == _MAIN:
-                self._interrupter.before_spawn()
+    def _before_spawn(self) -> None:
+        if self.stdout.forked:
+            return
+        self.outbox.ship()  # what was printed before a child starts is shown before its output
+        if threading.get_ident() == _MAIN:
+            self._interrupter.before_spawn()
+
+
+def _on_spawn(hook: Callable[[], None]) -> None:
+    """Have `hook` called before any other process is started, for good."""
+
+    def audit(event: str, _args: object) -> None:
+        if event in _SPAWNS:
+            hook()
+
+    # Python looks for this at each event, two of which every cell has; not finding it costs more
+    # than the call.
+    vars(audit)["__cantrace__"] = False
+    sys.addaudithook(audit)

@@ -40,11 +40,15 @@ def compile_cell(source: str, filename: str) -> Parts:
         SyntaxError: and whatever else `compile` raises for hostile source (ValueError,
             RecursionError, MemoryError, OverflowError).
     """
-    if len(source) < _SHORT and "\n" not in source:
+    if "\n" not in source and len(source) < _SHORT:
+        if not source or source.isspace():
+            return None, None, False
         try:
-            return None, _compile(source, filename, "eval"), True
+            return None, compile(source, filename, "eval", _AWAIT, True), True
         except SyntaxError:
-            pass
+            is_one_statement = ";" not in source  # if it is any: it has no tail to split off
+        if is_one_statement:
+            return None, _compile(source, filename, "exec"), False
     return _split_text(source, filename) or _split_tree(source, filename)
 
 
@@ -96,12 +100,10 @@ def _split_tree(source: str, filename: str) -> Parts:
 
 def awaits(parts: Parts) -> bool:
     """Tell whether a cell needs a task."""
-    return is_coroutine(parts[0]) or is_coroutine(parts[1])
-
-
-def is_coroutine(code: Code | None) -> bool:
-    """Tell whether running `code` gives an awaitable."""
-    return code is not None and bool(code.co_flags & _COROUTINE)
+    head, tail, _ = parts
+    if head is not None and head.co_flags & _COROUTINE:
+        return True
+    return tail is not None and bool(tail.co_flags & _COROUTINE)
 
 
 class Failure:
@@ -120,7 +122,7 @@ class Failure:
 
 @boundary
 def run_sync(head: Code | None, tail: Code | None, namespace: dict[str, Any]) -> Any:
-    """Run a cell that does not await; gives the tail's value. Raises what the cell raises."""
+    """Run a cell that does not await; gives its value or None. Raises what the cell raises."""
     try:
         if head is not None:
             eval(head, namespace)
@@ -139,7 +141,7 @@ async def run_async(head: Code | None, tail: Code | None, namespace: dict[str, A
                 if code is None:
                     continue
                 value = eval(code, namespace)
-                if is_coroutine(code):
+                if code.co_flags & _COROUTINE:
                     value = await value
             return value if tail is not None else None
         finally:
@@ -172,10 +174,8 @@ class Sources:
 
     def settle(self, filename: str, parts: Parts) -> None:
         """Forget the source unless something else than `parts` still holds code of it."""
-        for part in parts:
-            if type(part) is Code and _in_use(part):
-                break
-        else:
+        head, tail, _ = parts
+        if not ((tail is not None and _in_use(tail)) or (head is not None and _in_use(head))):
             linecache.cache.pop(filename, None)
             return
         self._kept[filename] = None
@@ -183,23 +183,22 @@ class Sources:
             linecache.cache.pop(self._kept.popitem(last=False)[0], None)
 
 
-def _references(code: Code) -> int:
-    return sys.getrefcount(code)
-
-
 def _unused() -> int:
-    """Measure what `_references` gives for code that only a tuple holds, in this Python."""
+    """Measure what `sys.getrefcount` gives, in this Python, for code that only a tuple holds."""
     held = (compile("0", "<unused>", "eval"),)
-    return next(_references(code) for code in held)
+    return next(sys.getrefcount(code) for code in held)
 
 
 _UNUSED = _unused()
 
 
 def _in_use(code: Code) -> bool:
-    if _references(code) > _UNUSED + 1:  # and this function's own parameter
+    if sys.getrefcount(code) > _UNUSED + 1:  # and this function's own parameter
         return True
-    return any(type(inner) is Code and _in_use(inner) for inner in code.co_consts)
+    for inner in code.co_consts:  # noqa: SIM110 (a generator costs as much as all the rest)
+        if type(inner) is Code and _in_use(inner):
+            return True
+    return False
 
 
 def new_main() -> types.ModuleType:
@@ -210,18 +209,19 @@ def new_main() -> types.ModuleType:
     return module
 
 
-_BUILTINS = dict(vars(builtins))
+_present = vars(builtins)
+_BUILTINS = dict(_present)
 _BUILTINS_COUNT = len(_BUILTINS)
+_len = len
 _RECURSION_MIN = 400
 _get_recursion_limit = sys.getrecursionlimit
 
 
 def mend(namespace: dict[str, Any]) -> None:
     """Put back what a cell has taken and the runtime needs too: builtins (it uses none), depth."""
-    present = builtins.__dict__
-    if present.__len__() < _BUILTINS_COUNT:
+    if _len(_present) < _BUILTINS_COUNT:
         for name, value in _BUILTINS.items():
-            present.setdefault(name, value)
+            _present.setdefault(name, value)
     namespace["__builtins__"] = builtins
     if _get_recursion_limit() < _RECURSION_MIN:
         sys.setrecursionlimit(_RECURSION_MIN)

@@ -29,19 +29,18 @@ _encode = msgspec.json.Encoder().encode
 def encode(event: Event) -> bytes:
     """Encode one event as a line. Raises UnicodeEncodeError for lone surrogates: see `whole`."""
     line = _encode(event)
-    if b"\xe2\x80" in line:
-        line = escape_separators(line)
-    return line + b"\n"
+    return escape_separators(line) + b"\n"
 
 
 def encode_text(text: str) -> bytes:
     """Quote text as JSON."""
-    quoted = _encode(text)
-    return escape_separators(quoted) if b"\xe2\x80" in quoted else quoted
+    return escape_separators(_encode(text))
 
 
 def whole(text: str) -> str:
     """Give `text` without lone surrogates; surrogates that form a pair become their character."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -23,7 +23,9 @@ from . import _linux
 STARVED_S = 0.1
 """A cancelled cell whose loop has not turned for this long is starved by another task."""
 
+_pthread_sigmask, _mask = signal.pthread_sigmask, _signal.pthread_sigmask
 _SIGINT = int(signal.SIGINT)
+_SIG_BLOCK, _SIG_UNBLOCK = int(signal.SIG_BLOCK), int(signal.SIG_UNBLOCK)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -92,8 +94,8 @@ _HERE = os.path.dirname((lambda: None).__code__.co_filename)
 _CORE = frozenset(
     os.path.join(_HERE, f"{name}.py")
     for name in (
-        *("_capture", "_cells", "_frames", "_interrupt", "_page", "_protect", "_runtime"),
-        *("_serial", "_snapshot", "_wire"),
+        *("_bridge", "_capture", "_cells", "_execution", "_frames", "_interrupt", "_loop"),
+        *("_page", "_protect", "_runtime", "_serial", "_snapshot", "_wire"),
     )
 )
 _LOOP = frozenset((os.path.dirname(asyncio.__file__), selectors.__file__))
@@ -148,6 +150,9 @@ class Interrupter:
         self._rung = False
         self._cancelled_at: float | None = None
         self._earlier: set[int] | None = None
+        self.maybe_blocked = True
+        """Also set now and then by the watch: C code blocks signals without telling us."""
+        signal.pthread_sigmask = self._change_mask
         self.wanted: str | None = None
         self.cancelled: str | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -157,13 +162,33 @@ class Interrupter:
         """(Re)install the handler: a cell may have changed it, or blocked the signal."""
         if _signal.getsignal(_SIGINT) is not self._handler:
             _signal.signal(_SIGINT, self._handler)
-        if _SIGINT in _signal.pthread_sigmask(_signal.SIG_BLOCK, ()):
-            _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_SIGINT,))
+        if self.maybe_blocked:
+            self.maybe_blocked = False
+            if _SIGINT in _mask(_SIG_BLOCK, ()):
+                _mask(_SIG_UNBLOCK, (_SIGINT,))
+
+    def _change_mask(self, how: Any, mask: Any) -> Any:
+        """`signal.pthread_sigmask` of the cells: the next request looks what has become of us."""
+        self.maybe_blocked = True
+        return _pthread_sigmask(how, mask)
 
     def begin(self, id_: str) -> bool:
-        """Open the request. True when an interrupt was parked for it."""
+        """Open a request. True when an interrupt was parked for it."""
+        self.install()
         self.wanted = self.cancelled = self._cancelled_at = self._earlier = None
         return self._targets.begin(id_)
+
+    def end(self) -> bool:
+        """
+        Close the active request: from here on nothing can hit it.
+
+        True when it was hit and that could not be delivered while the runtime was at work.
+        """
+        active = self._targets.active
+        self._targets.end()
+        late = self.wanted is not None and self.wanted == active
+        self.wanted = None
+        return late
 
     def aim(self, id_: str | None) -> bool:
         """Take one interrupt. True when the active request must be hit: call `ring`."""
@@ -176,13 +201,6 @@ class Interrupter:
         """Have the main thread look, whatever it does. From any thread."""
         self._rung = True
         signal.pthread_kill(self._main, signal.SIGINT)
-
-    def pending(self, id_: str) -> bool:
-        """Take an interrupt for `id_` that could not be delivered while the runtime was at work."""
-        if self.wanted != id_:
-            return False
-        self.wanted = None
-        return True
 
     def checkpoint(self, frame: FrameType | None) -> None:
         """Deliver to the cell that called an uninterruptible part, on the way out of it."""

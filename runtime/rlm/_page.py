@@ -7,15 +7,15 @@ pipe empty" proves that every captured byte has left. Imports C modules only: th
 taken before anything else is loaded.
 """
 
+import _thread
 import fcntl
 import mmap
 import os
 
 ID_BYTES = 1024
 """Longest request id on the page, as JSON; the runtime refuses longer ones."""
-_SLOT = ID_BYTES + 2
-_PARTIAL_AT = 1 + 2 * _SLOT
-_NO_PARTIAL = bytes(8)
+_ID_AT = 1
+_PARTIAL_AT = (_ID_AT + ID_BYTES + 1, _ID_AT + ID_BYTES + 5)
 _SIZE = 4096
 
 
@@ -47,12 +47,15 @@ class _FileLock:
 
     def __init__(self) -> None:
         self._fd = high_fd(_anonymous_file())
+        self._thread = _thread.allocate_lock()  # to the system, all threads are one holder
 
     def acquire(self) -> None:
+        self._thread.acquire()
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
 
     def release(self) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        self._thread.release()
 
     def break_(self) -> None:
         """Nothing to do: the system has."""
@@ -68,42 +71,45 @@ class Page:
         except (ImportError, OSError):
             lock = _FileLock()
         self.acquire = lock.acquire
-        """Take the lock, waiting for the other process. Threads need a lock of their own."""
+        """Take the lock, waiting for the other process and for other threads. Not reentrant."""
         self.release = lock.release
         self.break_lock = lock.break_
 
     def set_author(self, json_id: bytes) -> None:
         """
-        Name the request that owns captured bytes, as JSON (`null`: nobody). For the kernel.
+        Name the request that owns captured bytes from now on, as JSON. For the kernel.
 
-        Needs no lock: the name goes to the slot that is not shown, then one byte shows it. The
-        other slot stays whole until the kernel has held the lock in between.
+        Needs no lock: nobody reads the name before the byte that shows it has been set, and
+        `set_nobody` was called under the lock.
         """
-        shown = 1 - self._map[0]
-        at = 1 + shown * _SLOT
-        size = len(json_id)
-        self._map[at : at + 2 + size] = size.to_bytes(2, "little") + json_id
-        self._map[0] = shown
+        page = self._map
+        page[_ID_AT : len(json_id) + 2] = json_id + b"\n"
+        page[0] = 1
+
+    def set_nobody(self) -> None:
+        """Say that captured bytes belong to nobody. Lock held."""
+        self._map[0] = 0
 
     def author(self) -> bytes:
-        """Give the JSON of the request that owns captured bytes. Lock held."""
-        at = 1 + self._map[0] * _SLOT
-        size = int.from_bytes(self._map[at : at + 2], "little")
-        return self._map[at + 2 : at + 2 + size] or b"null"
+        """Give the JSON of the request that owns captured bytes; `null`: nobody. Lock held."""
+        if not self._map[0]:
+            return b"null"
+        return self._map[_ID_AT : self._map.find(b"\n", _ID_AT)]
 
     def set_partial(self, stream: int, data: bytes) -> None:
         """Keep up to three bytes of an unfinished character of fd `stream`. Lock held."""
-        at = _PARTIAL_AT + 4 * stream
+        at = _PARTIAL_AT[stream]
         self._map[at : at + 4] = bytes((len(data),)) + data.ljust(3, b"\0")
 
     def partial(self, stream: int) -> bytes:
         """Give the bytes of an unfinished character of fd `stream`. Lock held."""
-        at = _PARTIAL_AT + 4 * stream
+        at = _PARTIAL_AT[stream]
         return self._map[at + 1 : at + 1 + self._map[at]]
 
     def has_partial(self) -> bool:
         """Tell whether any character is unfinished. Lock held."""
-        return self._map[_PARTIAL_AT : _PARTIAL_AT + 8] != _NO_PARTIAL
+        page = self._map
+        return bool(page[_PARTIAL_AT[0]] or page[_PARTIAL_AT[1]])
 
 
 def _anonymous_file() -> int:

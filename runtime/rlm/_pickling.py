@@ -29,6 +29,9 @@ class Unsaved(pickle.PicklingError):
     """Why an object is left out, in words for people."""
 
 
+_write = io.BytesIO.write
+
+
 class _TooLarge(Exception):
     """The name has grown over its cap while it was written."""
 
@@ -48,15 +51,20 @@ def live_namespace() -> dict[str, Any]:
 class _Counted(io.BytesIO):
     """A stream that refuses to grow beyond a limit, so that no giant is built to be thrown away."""
 
+    size = 0
     limit = sys.maxsize
 
     def write(self, data: Any) -> int:
-        if self.tell() + len(data) > self.limit:
+        size = self.size + len(data)
+        if size > self.limit:
             raise _TooLarge
-        return super().write(data)
+        self.size = size
+        return _write(self, data)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dump = pickle.Pickler.dump  # cloudpickle's own only words a RecursionError differently
+
     def __init__(self, namespace: dict[str, Any], stream: io.BytesIO, keep: Callable[[Any], bool]):
         super().__init__(stream, protocol=5, buffer_callback=keep)
         self._namespace = namespace
@@ -168,13 +176,9 @@ class _Attempt:
         self._buffers.append(raw)
         self._buffer_bytes += raw.nbytes
         self._stream.limit -= raw.nbytes  # what buffers take, the stream may no longer take
-        if self._stream.tell() > self._stream.limit:
+        if self._stream.size > self._stream.limit:
             raise _TooLarge
         return False
-
-    @property
-    def _size_bytes(self) -> int:
-        return self._stream.tell() + self._buffer_bytes
 
     def add(self, name: str, value: Any, caps: Caps) -> bool:
         """
@@ -184,19 +188,18 @@ class _Attempt:
             _TooLarge: over the cap of one name.
             BaseException: whatever pickling it raises. After any error this attempt is spoilt.
         """
-        before = self._size_bytes
-        room = caps.total_bytes - before
-        self._stream.limit = before + min(caps.name_bytes, room) - self._buffer_bytes
+        stream = self._stream
+        room = caps.total_bytes - stream.size - self._buffer_bytes
+        only_name_bound = caps.name_bytes <= room
+        stream.limit = stream.size + (caps.name_bytes if only_name_bound else room)
         try:
             self._pickler.dump(value)
-            if self._size_bytes - before > min(caps.name_bytes, room):
-                raise _TooLarge
         except _TooLarge:
-            if room < caps.name_bytes:
-                return False
-            raise
+            if only_name_bound:
+                raise
+            return False
         self._names.append(name)
-        self._ends.append(self._stream.tell())
+        self._ends.append(stream.size)
         self._buffer_counts.append(len(self._buffers))
         return True
 

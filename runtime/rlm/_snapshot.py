@@ -17,6 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -109,19 +110,6 @@ class _Target:
         """Create the temporary file, readable by its owner only."""
         return os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW, 0o600)
 
-    def place(self) -> None:
-        """Put the file in place, durably."""
-        os.replace(self.temporary, self.path)
-        self.sync_directory()
-
-    def sync_directory(self) -> None:
-        """Make what was renamed or removed in the directory durable."""
-        fd = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
     def remove_temporary(self) -> None:
         """Remove the temporary file, and what killed kernels have left of others."""
         prefix = f".{os.path.basename(self.path)}."
@@ -136,6 +124,15 @@ class _Target:
                 continue
 
 
+def _sync_directory(directory: str) -> None:
+    """Make what was renamed or removed in the directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _age_s(path: str) -> float:
     return time.time() - os.lstat(path).st_mtime
 
@@ -145,7 +142,9 @@ def _commit(stream: Any, about: file_format.Manifest, target: _Target, manifest:
     Write both files and put them in place. Returns the payload's size in bytes.
 
     A kill at any point leaves the old pair or the new one: between the first and the last step the
-    manifest is missing, and a payload carries its own. Raises OSError with nothing changed.
+    manifest is missing, and a payload carries its own. The three steps are made durable together;
+    where a power loss reorders them, the manifest's hash tells that it is of another payload.
+    Raises OSError with nothing changed.
     """
     try:
         payload_fd = target.create()
@@ -156,15 +155,16 @@ def _commit(stream: Any, about: file_format.Manifest, target: _Target, manifest:
         manifest_fd = manifest.create()
         try:
             final = msgspec.structs.replace(about, sha256=digest)
-            _write_all(manifest_fd, [file_format.encode(final)])
+            _write_all(manifest_fd, [file_format.encode_manifest(final)])
             os.fsync(manifest_fd)
         finally:
             os.close(manifest_fd)
         if os.path.lexists(manifest.path):
             os.unlink(manifest.path)
-            manifest.sync_directory()
-        target.place()
-        manifest.place()
+        os.replace(target.temporary, target.path)
+        os.replace(manifest.temporary, manifest.path)
+        for directory in {target.directory, manifest.directory}:
+            _sync_directory(directory)
         return size_bytes
     finally:
         for one in (target, manifest):
@@ -179,25 +179,22 @@ def _write_payload(fd: int, stream: Any, about: file_format.Manifest) -> tuple[s
         at += -at % file_format.ALIGN_BYTES
         places.append(at)
         at += buffer.nbytes
-    sums: list[int] = []
-    summing = threading.Thread(target=lambda: sums.extend(map(zlib.crc32, stream.buffers)))
-    summing.start()  # zlib lets go of the GIL: it sums while the buffers are written
-    try:
-        head = file_format.header(stream_bytes=len(stream.data), table_at=at)
+    head = file_format.header(stream_bytes=len(stream.data), table_at=at)
+    with _summing(stream.buffers) as sums:
         _write_all(fd, [head, stream.data])
         for place, buffer in zip(places, stream.buffers, strict=True):
             os.lseek(fd, place, os.SEEK_SET)
             _write_all(fd, [buffer])
-    finally:
-        summing.join()
     buffers = tuple(
         file_format.Buffer(place, buffer.nbytes, crc)
         for place, buffer, crc in zip(places, stream.buffers, sums, strict=True)
     )
-    table = file_format.encode(
+    table = file_format.encode_table(
         file_format.Table(
             names=tuple(stream.names), ends=tuple(stream.ends), buffers=buffers, manifest=about
-        )
+        ),
+        head,
+        stream.data,
     )
     os.lseek(fd, at, os.SEEK_SET)
     _write_all(fd, [table])
@@ -206,6 +203,20 @@ def _write_payload(fd: int, stream: Any, about: file_format.Manifest) -> tuple[s
     digest.update(stream.data)
     digest.update(table)
     return digest.hexdigest(), at + len(table)
+
+
+@contextmanager
+def _summing(buffers: list[memoryview]) -> Iterator[list[int]]:
+    """Give the checksums of the buffers, whole when the block ends: they are made beside it."""
+    sums: list[int] = []
+    thread = threading.Thread(target=lambda: sums.extend(map(zlib.crc32, buffers)))
+    if buffers:
+        thread.start()  # zlib lets go of the GIL
+    try:
+        yield sums
+    finally:
+        if buffers:
+            thread.join()
 
 
 def _write_all(fd: int, parts: list[Any]) -> None:
@@ -262,26 +273,14 @@ def _read(fd: int) -> tuple[dict[str, Any], list[k.SkippedName]]:
 
         old: tuple[dict[str, Any], list[k.SkippedName]] = _cells.call(_legacy.load, view)
         return old
-    where = file_format.layout(bytes(view[: file_format.HEADER_BYTES]), info.st_size)
-    table = file_format.decode_table(bytes(view[where.table]), where)
-    buffers = [view[b.at : b.at + b.size_bytes] for b in table.buffers]
-    stream = view[where.stream]
+    where, table = file_format.read(view)
+    buffers = [_undamaged(view, buffer) for buffer in table.buffers]
     values, failed = _cells.call(
-        _unpickling.load, stream, buffers, list(table.names), list(table.ends)
+        _unpickling.load, view[where.stream], buffers, list(table.names), list(table.ends)
     )
     return values, failed
 
 
-def damaged_buffers(path: str) -> Iterator[int]:
-    """Give the indexes of buffers whose content is not what was saved. Reads the whole file."""
-    fd = os.open(path, os.O_RDONLY | _NOFOLLOW)
-    try:
-        size = os.fstat(fd).st_size
-        view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-    finally:
-        os.close(fd)
-    where = file_format.layout(bytes(view[: file_format.HEADER_BYTES]), size)
-    table = file_format.decode_table(bytes(view[where.table]), where)
-    for index, buffer in enumerate(table.buffers):
-        if zlib.crc32(view[buffer.at : buffer.at + buffer.size_bytes]) != buffer.crc32:
-            yield index
+def _undamaged(view: memoryview, buffer: file_format.Buffer) -> memoryview | None:
+    data = view[buffer.at : buffer.at + buffer.size_bytes]
+    return data if zlib.crc32(data) == buffer.crc32 else None

@@ -7,11 +7,13 @@ thread, adopts and ends what a killed guard leaves behind, and ends with its hos
 started with is what its kernels start with; the host keeps one for each such set.
 """
 
+import contextlib
 import gc
 import importlib
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -20,6 +22,7 @@ from rlm_protocol import warm
 from rlm_protocol.framing import UNDECODABLE
 
 from . import _birth, _guard, _linux
+from ._page import Page
 
 EVERY_KERNEL = ("_boot", "_bootstrap", "_bash")
 """Our modules that a kernel has loaded by the end of its first cell."""
@@ -67,13 +70,17 @@ class _Template:
         """Carry out one order. Returns in the kernel that it made, and None in the template."""
         data, fds = _birth.receive(self._link, _ORDER_BYTES)
         if not data:
-            self._retire()
+            self._poller.unregister(self._link.fileno())  # the host is at its end, or close to it
+            return None
         try:
             order = warm.decode_order(data)
         except UNDECODABLE as why:
             self._tell(warm.Refused(reason=f"no order: {why}"))
         else:
-            if isinstance(order, warm.Prepare):
+            if isinstance(order, warm.Retire):
+                self._sweep()
+                os._exit(0)
+            elif isinstance(order, warm.Prepare):
                 self._prepare(order.preload)
             elif len(fds) == _FORK_FDS:
                 return self._fork(fds)
@@ -87,6 +94,11 @@ class _Template:
         try:
             for name in (*(f"rlm.{own}" for own in EVERY_KERNEL), *preload):
                 importlib.import_module(name)
+            with contextlib.suppress(ImportError):
+                importlib.import_module("rlm._build")  # a checkout has none
+            Page()  # loads what it is made of
+            sys.stdout.flush()  # what a module has printed is not for every kernel to say again
+            sys.stderr.flush()
         except BaseException as why:  # whatever a foreign module raises: it is not for this process
             self._refuse(f"{type(why).__name__} while modules were loaded: {why}")
         if (threads := _threads_after_fork()) != 1:
@@ -150,11 +162,6 @@ class _Template:
         for pid in others:
             os.waitpid(pid, os.WNOHANG)
         return bool(others)
-
-    def _retire(self) -> NoReturn:
-        """End without the guards: they watch the host themselves."""
-        self._sweep()
-        os._exit(0)
 
     def _follow_host(self) -> NoReturn:
         """Let guards end their trees, then end what is left of all of them."""

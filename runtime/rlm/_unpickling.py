@@ -9,20 +9,22 @@ never filled fails too.
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlm_protocol.kernel import SkippedName
 
-from ._pickling import from_host, reason_of
+from ._pickling import Unsaved, from_host, reason_of
 
 Loaded = tuple[dict[str, Any], list[SkippedName]]
 """The values that came back, and the names that did not, with reasons."""
+Buffers = Sequence[memoryview | None]
+"""Out-of-band data in the order of its use; None where it is damaged."""
 
 
 def load(
     data: Any,
-    buffers: list[Any],
+    buffers: Buffers,
     names: list[str],
     ends: list[int],
     started: Callable[[int], None] = lambda _index: None,
@@ -30,7 +32,7 @@ def load(
     """Take the names out of a stream; `started` is told the index of each before it is loaded."""
     view = memoryview(data)
     values: dict[str, Any] = {}
-    unpickler = pickle.Unpickler(io.BytesIO(view), buffers=buffers)
+    unpickler = pickle.Unpickler(io.BytesIO(view), buffers=_in_turn(buffers))
     for index, name in enumerate(names):
         started(index)
         try:
@@ -52,13 +54,20 @@ def load(
     return values, []
 
 
+def _in_turn(buffers: Buffers) -> Iterator[memoryview]:
+    for buffer in buffers:
+        if buffer is None:
+            raise Unsaved("its data in the file is damaged")
+        yield buffer
+
+
 class _Careful:
     """Loads the names after a failure, with a memo whose places are known."""
 
     def __init__(
         self,
         view: memoryview,
-        buffers: list[Any],
+        buffers: Buffers,
         ends: list[int],
         failed: int,
         unpickler: pickle.Unpickler,
@@ -135,13 +144,13 @@ class _Preloaded(pickle.Unpickler):
         return self._memo[place]
 
 
-def _preloaded(memo: dict[int, Any], rest: memoryview, buffers: list[Any]) -> pickle.Unpickler:
+def _preloaded(memo: dict[int, Any], rest: memoryview, buffers: Buffers) -> pickle.Unpickler:
     """Give an unpickler of `rest` with a filled memo: it first loads a pickle that names it all."""
     fill = [b"\x80\x05"]
     for place in range(len(memo)):
         fill.append(b"J%bQ\x940" % place.to_bytes(4, "little"))  # BININT, BINPERSID, MEMOIZE, POP
     fill.append(b"N.")
-    unpickler = _Preloaded(memo, _Joined(b"".join(fill), rest), iter(buffers))
+    unpickler = _Preloaded(memo, _Joined(b"".join(fill), rest), _in_turn(buffers))
     unpickler.load()
     return unpickler
 

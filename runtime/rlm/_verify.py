@@ -6,6 +6,7 @@ parent's it would find every class alive and be blind. Not tried while threads o
 fork then copies whatever lock they hold.
 """
 
+import mmap
 import os
 import select
 import signal
@@ -26,13 +27,6 @@ from ._pickling import Caps, Saved
 LIMIT_S = 2.0
 _PASSES = 16
 _OWN_THREADS = "rlm-"
-
-
-class _Report(msgspec.Struct):
-    """What the child found: names that do not come back, or None while it is at `at`."""
-
-    at: int
-    failed: dict[str, str] | None = None
 
 
 def verified(saved: Saved, namespace: dict[str, Any], caps: Caps) -> tuple[Saved, bool]:
@@ -68,44 +62,53 @@ def foreign_threads() -> bool:
     )
 
 
+class _Progress:
+    """Which name the child is at, readable after its death."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 8)
+
+    def at(self, index: int) -> None:
+        """Note that name `index` is being loaded."""
+        self._shared[:] = index.to_bytes(8, "little")
+
+    def last(self) -> int:
+        """Give the index that was noted last."""
+        return int.from_bytes(self._shared[:], "little")
+
+
 def _try(
     saved: Saved, namespace: dict[str, Any], caps: Caps, deadline: float
 ) -> dict[str, str] | None:
     """Load in a child. Gives the names that fail; None when time is over."""
-    with _child(saved, namespace, caps) as reports:
-        at = 0
+    progress = _Progress()
+    with _child(saved, namespace, caps, progress) as report:
+        data = b""
         while (left := deadline - time.monotonic()) > 0:
-            if not select.select([reports], [], [], left)[0]:
+            if not select.select([report], [], [], left)[0]:
                 return None
-            lines = _lines(reports)
-            if not lines:  # it ended without a verdict: the name it was at has ended it
-                name = saved.stream.names[at] if at < len(saved.stream.names) else ""
-                return {name: "loading it ends the process"} if name else None
-            for line in lines:
-                report = msgspec.json.decode(line, type=_Report)
-                at = report.at
-                if report.failed is not None:
-                    return report.failed
+            more = os.read(report, 1 << 20)
+            data += more
+            if more:
+                continue
+            if data:
+                failed: dict[str, str] = msgspec.json.decode(data)
+                return failed
+            # It ended without a verdict: the name it was at has ended it.
+            names = saved.stream.names[progress.last() :]
+            return {names[0]: "loading it ends the process"} if names else None
         return None
 
 
-def _lines(fd: int) -> list[bytes]:
-    data = os.read(fd, 1 << 20)
-    while data and not data.endswith(b"\n"):
-        more = os.read(fd, 1 << 20)
-        if not more:
-            break
-        data += more
-    return data.splitlines()
-
-
 @contextmanager
-def _child(saved: Saved, namespace: dict[str, Any], caps: Caps) -> Iterator[int]:
+def _child(
+    saved: Saved, namespace: dict[str, Any], caps: Caps, progress: _Progress
+) -> Iterator[int]:
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(read_end)
-        _load_and_report(saved, namespace, caps, write_end)
+        _load_and_report(saved, namespace, caps, progress, write_end)
     os.close(write_end)
     try:
         yield read_end
@@ -117,29 +120,30 @@ def _child(saved: Saved, namespace: dict[str, Any], caps: Caps) -> Iterator[int]
             os.waitpid(pid, 0)
 
 
-def _load_and_report(saved: Saved, namespace: dict[str, Any], caps: Caps, fd: int) -> NoReturn:
+def _load_and_report(
+    saved: Saved, namespace: dict[str, Any], caps: Caps, progress: _Progress, fd: int
+) -> NoReturn:
     """The child's part. Leaves by `os._exit` whatever the pickles do."""
     try:
         signal.alarm(int(LIMIT_S) + 1)
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-
-        def tell(at: int, failed: dict[str, str] | None = None) -> None:
-            os.write(fd, msgspec.json.encode(_Report(at, failed)) + b"\n")
-
         stream = saved.stream
         _forget_classes()
         _, failures = _unpickling.load(
-            stream.data, list(stream.buffers), stream.names, stream.ends, tell
+            stream.data, list(stream.buffers), stream.names, stream.ends, progress.at
         )
         failed = {}
         for row in failures:  # what leans on a failed name fails with it; alone it may come back
-            tell(stream.names.index(row.name))
+            progress.at(stream.names.index(row.name))
             if not _loads_alone(row.name, namespace, caps):
                 failed[row.name] = row.reason
         failed = failed or {row.name: row.reason for row in failures}
-        tell(len(stream.names), failed)
+        progress.at(len(stream.names))
+        data = memoryview(msgspec.json.encode(failed))
+        while data:
+            data = data[os.write(fd, data) :]
     finally:
         os._exit(0)
 

@@ -43,9 +43,11 @@ def main() -> None:
     # Cells say `from rlm.repl import emit`; without this line they would load a second, deaf copy.
     sys.modules["rlm.repl"] = sys.modules["__main__"]
     vars(sys.modules["rlm"])["repl"] = sys.modules["__main__"]
-    from . import _codec, _guard
+    from . import _guard
 
     if "RLM_TEMPLATE_FD" in os.environ:
+        from . import _codec
+
         _codec.load()
         from . import _template
 

@@ -1,6 +1,7 @@
 """P2: one cell there and back, against a loop that decodes, executes and encodes."""
 
 import runtime_bench as b
+from jupyter_peer import jupyter
 
 HUNDRED = "\n".join(f"x{i} = {i} + len('abc') * ({i} % 7)" for i in range(99)) + "\nx5"
 CELLS = {
@@ -21,15 +22,19 @@ def burst(peer: b.Lines, count: int) -> float:
 
 
 def measure(report: b.Report, rounds: int) -> None:
-    with b.Lines(b.RUNTIME) as ours, b.Lines(b.FLOOR) as floor:
+    with b.Lines(b.RUNTIME) as ours, b.Lines(b.FLOOR) as floor, jupyter() as peer:
         for name, (code, goal) in CELLS.items():
-            a, z = [], []
+            a, z, theirs = [], [], []
             # The floor has no output channel, so a print is compared with its empty cell.
             floor_code = "" if name == "print" else code
             for _ in range(rounds):
                 a.append(b.median([ours.timed(code) for _ in range(100)]))
                 z.append(b.median([floor.timed(floor_code) for _ in range(100)]))
+                if peer is not None:
+                    theirs.append(b.median([peer.timed(code) for _ in range(10)]))
             report.ratio(name, a, z, goal)
+            if theirs:
+                report.beside(f"{name}, ipykernel", theirs, z)
         rates = [(burst(ours, 2000), burst(floor, 2000)) for _ in range(rounds)]
         report.ratio(
             "pipelined rate", [r[0] for r in rates], [r[1] for r in rates], 0.5, least=True
@@ -43,6 +48,12 @@ def measure(report: b.Report, rounds: int) -> None:
                     peer.timed("1+1")
                 pair.append(peer.cpu_s() - before)
             used.append(pair)
+        with b.Lines(b.RUNTIME, RLM_CONTROL="in-band") as far:
+            pairs = [
+                [b.median([at.timed("1+1") for _ in range(100)]) for at in (far, ours)]
+                for _ in range(rounds)
+            ]
+        report.beside("1+1, control in-band", *zip(*pairs, strict=True))
         report.ratio("CPU of 1+1", [u[0] for u in used], [u[1] for u in used], 2.0)
 
 

@@ -1,6 +1,7 @@
 """P5: a cell's requests to its host: one after the other, and many in flight, against a ping-pong."""
 
 import runtime_bench as b
+from jupyter_peer import jupyter
 
 
 def pings(peer: b.Lines, count: int) -> float:
@@ -52,6 +53,10 @@ def measure(report: b.Report, rounds: int) -> None:
                 )
             )
         base = [r[0] for r in rows]
+        with jupyter() as peer:
+            if peer is not None:
+                theirs = [peer.inputs(50) for _ in rows]
+                report.beside("input() one after the other, ipykernel", theirs, base)
         report.ratio("one after the other", [r[1] for r in rows], base, 1.3)
         report.ratio(
             "100 in flight, rate", [1 / r[2] for r in rows], [1 / x for x in base], 2.0, least=True

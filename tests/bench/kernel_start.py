@@ -1,6 +1,7 @@
 """P1: cold start. Spawn to `ready` against `python -c pass`; to the first answer against `import asyncio`."""
 
 import runtime_bench as b
+from jupyter_peer import jupyter
 
 
 def measure(report: b.Report, rounds: int) -> None:
@@ -18,6 +19,15 @@ def measure(report: b.Report, rounds: int) -> None:
             first.append(b.now() - began)
     report.ratio("ready", start, bare, 2.5)
     report.ratio("first 1+1", first, loop, 1.2)
+    peers = []
+    for _ in range(max(2, rounds // 8)):
+        began = b.now()
+        with jupyter() as peer:
+            if peer is None:
+                return
+            peer.run("1+1")
+            peers.append(b.now() - began)
+    report.beside("first 1+1, ipykernel", peers, [b.median(loop)] * len(peers))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import tempfile
 
 import runtime_bench as b
+from jupyter_peer import jupyter
 
 LINES = "for i in range(100_000): print('line', i)"
 FLUSHED = "for i in range(100_000): print('line', i, flush=True)"
@@ -43,6 +44,10 @@ def measure(report: b.Report, rounds: int) -> None:
             flushed.append(ours.timed(FLUSHED))
     report.value("events per MB", events, 40, "")
     report.ratio("flush against none", flushed, plain, 1.3)
+    with jupyter() as peer:
+        if peer is not None:
+            theirs = [peer.timed(LINES) for _ in range(2)]
+            report.beside("1e5 lines, ipykernel against ours", theirs, plain[:2])
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"x" * size)
         file.flush()

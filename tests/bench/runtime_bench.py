@@ -1,6 +1,8 @@
 """What the runtime's benchmarks share: processes side by side, medians of rounds, one table per row."""
 
 import argparse
+import compileall
+import importlib.util
 import json
 import os
 import statistics
@@ -28,13 +30,21 @@ now = time.perf_counter
 class Lines:
     """A process that speaks lines of JSON."""
 
-    def __init__(self, command: Sequence[str], *, ready: bool = True, **env: str) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        ready: bool = True,
+        pass_fds: Sequence[int] = (),
+        **env: str,
+    ) -> None:
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **env},
+            pass_fds=pass_fds,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -148,6 +158,15 @@ class Report:
         ratios = [a / b for a, b in zip(ours, floor, strict=True)]
         self._add(name, median(ratios), min(ratios), max(ratios), goal, "x", least)
 
+    def beside(self, name: str, theirs: Sequence[float], floor: Sequence[float]) -> None:
+        """Show what a peer, or something else without a goal, takes compared with the floor."""
+        ratios = [a / b for a, b in zip(theirs, floor, strict=True)]
+        self._show(name, median(ratios), min(ratios), max(ratios), "x", "")
+
+    def told(self, name: str, values: Sequence[float], unit: str) -> None:
+        """Show a figure that has no goal."""
+        self._show(name, median(values), min(values), max(values), unit, "")
+
     def value(self, name: str, values: Sequence[float], goal: float, unit: str) -> None:
         self._add(name, median(values), min(values), max(values), goal, unit, False)
 
@@ -156,21 +175,25 @@ class Report:
     ) -> None:
         ok = value >= goal if least else value <= goal
         sign = ">=" if least else "<="
-        self.rows.append(
-            {
-                "row": self.row,
-                "name": name,
-                "value": value,
-                "low": low,
-                "high": high,
-                "goal": goal,
-                "ok": ok,
-            }
-        )
-        print(
-            f"{self.row:4} {name:34} {value:9.2f}{unit} ({low:.2f}-{high:.2f}) goal {sign}{goal:g}{unit} {'ok' if ok else 'MISSED'}",
-            flush=True,
-        )
+        verdict = f"goal {sign}{goal:g}{unit} {'ok' if ok else 'MISSED'}"
+        self._show(name, value, low, high, unit, verdict, goal=goal, ok=ok)
+
+    def _show(
+        self, name: str, value: float, low: float, high: float, unit: str, verdict: str, **more: Any
+    ) -> None:
+        figures = {"value": value, "low": low, "high": high}
+        self.rows.append({"row": self.row, "name": name, **figures, **more})
+        line = f"{self.row:4} {name:34} {value:9.2f}{unit} ({low:.2f}-{high:.2f}) {verdict}"
+        print(line.rstrip(), flush=True)
+
+
+def compile_packages() -> None:
+    """Compile what is measured to bytecode, as an installer does; a checkout may have stale files."""
+    for name in ("rlm", "rlm_protocol"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        for folder in spec.submodule_search_locations or ():
+            compileall.compile_dir(folder, quiet=1)
 
 
 def main(row: str, measure: Callable[[Report, int], None], *, rounds: int, short: int) -> None:
@@ -179,6 +202,7 @@ def main(row: str, measure: Callable[[Report, int], None], *, rounds: int, short
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
+    compile_packages()
     report = Report(row)
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
     measure(report, short if options.short else rounds)

@@ -19,7 +19,7 @@ SESSIONS = 1_000 if SHORT else 10_000
 PAGES = 20
 
 
-def record(home: Path, session_id: str, records: int) -> None:
+def record(home: Path, session_id: str, records: int, created_ms: int = 1) -> None:
     """Write a journal of so many records."""
     header = r.SessionOpened(
         session_id=session_id,
@@ -29,7 +29,7 @@ def record(home: Path, session_id: str, records: int) -> None:
         prompt="be good",
         max_depth=2,
     )
-    lines = [r.encode_line(header, seq=1, gen=1, at_ms=1)]
+    lines = [r.encode_line(header, seq=1, gen=1, at_ms=created_ms)]
     for n in range(2, records + 1):
         said = r.ItemCompleted(item=UserMessage(id=f"i{n}", text=f"{n} " + "x" * 100))
         lines.append(r.encode_line(said, seq=n, gen=1, at_ms=n))
@@ -79,7 +79,7 @@ def measure_resume(report: b.Report, rounds: int, home: Path) -> None:
 
 def measure_list(report: b.Report, rounds: int, home: Path) -> None:
     for n in range(SESSIONS):
-        record(home, f"m{n}", 2)
+        record(home, f"m{n}", 2, created_ms=n)
     listed, floor = [], []
     with h.Framed(h.HOST, home) as host:
         host.initialize()

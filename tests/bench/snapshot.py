@@ -1,8 +1,11 @@
-"""P6: save and restore, against stdlib pickle 5 of the same values written and synced to the same disk."""
+"""
+P6: save and restore, against stdlib pickle 5 of the same values, saved as durably: a temporary file,
+synced, renamed, its directory synced. What trying in a child whether it would come back costs is
+shown apart; dill, all values at once, is the peer.
+"""
 
 import os
 import tempfile
-from typing import Any
 
 import runtime_bench as b
 
@@ -18,66 +21,101 @@ FUNCTIONS = "import math\n" + "\n".join(
 )
 PICKLE = """
 import os, pickle, time
-def _save(path):
+def _values():
     values = {k: v for k, v in globals().items() if not k.startswith('_') and type(v).__name__ != 'module'}
-    values.pop('os', None); values.pop('rng', None)
+    values.pop('rng', None)
+    return values
+def _save(path, dumps):
+    values = _values()
     t = time.perf_counter()
-    with open(path, 'wb') as f:
-        f.write(pickle.dumps(values, protocol=5)); f.flush(); os.fsync(f.fileno())
+    with open(path + '.tmp', 'wb') as f:
+        f.write(dumps(values, protocol=5)); f.flush(); os.fsync(f.fileno())
+    os.replace(path + '.tmp', path)
+    d = os.open(os.path.dirname(path), os.O_RDONLY); os.fsync(d); os.close(d)
     return time.perf_counter() - t
 def _load(path):
     t = time.perf_counter()
     with open(path, 'rb') as f: _v = pickle.loads(f.read())
     return time.perf_counter() - t
+def _verify(on, _kept=[]):
+    from rlm import _verify
+    _kept.append(_verify.verified)
+    _verify.verified = _kept[0] if on else lambda saved, *_: (saved, True)
 """
 CAPS = {"max_bytes": 1 << 31, "max_variable_bytes": 1 << 31}
+GROWTH_MIB = 30
 
 
-def number(got: list[dict[str, Any]]) -> float:
-    return float(next(e["text"] for e in got if e["event"] == "result"))
+def number(runtime: b.Lines, code: str) -> float:
+    return float(next(e["text"] for e in runtime.run(code) if e["event"] == "result"))
 
 
-def ours(runtime: b.Lines, folder: str) -> tuple[float, float]:
-    path = os.path.join(folder, "ours")
+def save(runtime: b.Lines, path: str) -> float:
     began = b.now()
     saved = runtime.ask("snapshot", path=path, manifest_path=path + ".json", **CAPS)
     took = b.now() - began
     assert saved["status"] == "ok", saved
+    return took
+
+
+def restore(runtime: b.Lines, path: str) -> float:
     began = b.now()
     back = runtime.ask("restore", path=path)
+    took = b.now() - began
     assert not back["failed"], back
-    return took, b.now() - began
+    return took
+
+
+def growth_mib(runtime: b.Lines, path: str) -> float:
+    """Give by how much the kernel's memory grew at most while it saved."""
+    with open(f"/proc/{runtime.pid}/clear_refs", "w") as file:
+        file.write("5")  # the peak starts again from here
+    before = runtime.peak_bytes()
+    save(runtime, path)
+    return (runtime.peak_bytes() - before) / 2**20
+
+
+def row(report: b.Report, name: str, goal: float, runtime: b.Lines, path: str, rounds: int) -> None:
+    save(runtime, path)  # loads cloudpickle
+    theirs = path + ".pickle"
+    saves, loads, floors, floor_loads, verified, grown = ([] for _ in range(6))
+    for _ in range(rounds):
+        floors.append(number(runtime, f"_save({theirs!r}, pickle.dumps)"))
+        floor_loads.append(number(runtime, f"_load({theirs!r})"))
+        verified.append(save(runtime, path))
+        runtime.run("_verify(False)")
+        saves.append(save(runtime, path))
+        grown.append(growth_mib(runtime, path))
+        runtime.run("_verify(True)")
+        loads.append(restore(runtime, path))
+    report.ratio(f"{name}, save", saves, floors, goal)
+    report.beside(f"{name}, with verification", verified, floors)
+    report.value(f"{name}, growth", grown, GROWTH_MIB, " MiB")
+    if "array" in name:
+        report.ratio(f"{name}, load", loads, floor_loads, 0.6)
+    else:
+        report.beside(f"{name}, load", loads, floor_loads)
+    dill = [number(runtime, f"_save({theirs!r}, __import__('dill').dumps)") for _ in range(2)]
+    report.beside(f"{name}, dill", dill, floors[:2])
 
 
 def measure(report: b.Report, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "ours")
         for name, (code, goal) in ROWS.items():
             with b.Lines(b.RUNTIME) as runtime:
                 if runtime.run(code)[-1]["status"] != "ok":
-                    print(f"P6   {name:34} not measured: its packages are not installed")
+                    print(
+                        f"P6   {name:34} not measured: `uv sync --group bench` installs numpy and pandas"
+                    )
                     continue
                 runtime.run(PICKLE)
-                ours(runtime, folder)  # loads cloudpickle
-                rows = []
-                for _ in range(rounds):
-                    path = repr(os.path.join(folder, "pickle"))
-                    save, load = (
-                        number(runtime.run(f"_save({path})")),
-                        number(runtime.run(f"_load({path})")),
-                    )
-                    rows.append((save, load, *ours(runtime, folder)))
-                report.ratio(f"{name}, save", [r[2] for r in rows], [r[0] for r in rows], goal)
-                if "array" in name:
-                    report.ratio(f"{name}, load", [r[3] for r in rows], [r[1] for r in rows], 0.6)
+                row(report, name, goal, runtime, path, rounds)
         with b.Lines(b.RUNTIME) as runtime:
             runtime.run(FUNCTIONS)
-            ours(runtime, folder)
-            report.value(
-                "50 x (def, lambda, class, object)",
-                [ours(runtime, folder)[0] * 1000 for _ in range(rounds)],
-                200,
-                " ms",
-            )
+            save(runtime, path)
+            took = [save(runtime, path) * 1000 for _ in range(rounds)]
+            report.value("50 x (def, lambda, class, object)", took, 200, " ms")
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ async def measured(report: b.Report, rounds: int) -> None:
     key = key_of(b.RUNTIME, os.environ, Path.cwd(), PRELOADED)
     async with open_template(processes, key) as template:
         starts = Starts(processes, template)
-        floor = [bare() for _ in range(rounds)]
-        preloaded = [await starts.forked() for _ in range(rounds)]
+        pairs = [(bare(), await starts.forked()) for _ in range(rounds)]
+    floor, preloaded = map(list, zip(*pairs, strict=True))
     report.ratio("numpy and pandas preloaded", preloaded, floor, 0.9)
 
 

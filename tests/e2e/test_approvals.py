@@ -164,6 +164,9 @@ async def test_an_interrupt_takes_the_question_back(tmp_path: Path) -> None:
         where = {"sessionId": session_id}
         await client.request("turn/start", {**where, "input": TURN})
         await soon(desk.came)
+        await create(client, tmp_path)  # what waits for a person blocks nobody else
+        listed = await client.request("session/list")
+        assert {one["status"] for one in listed["sessions"]} == {"idle", "running"}
         await client.request("turn/interrupt", where)
         assert (await client.until("turn/completed"))["status"] == "interrupted"
         assert (await client.until("approval/resolved"))["decision"] == "cancelled"

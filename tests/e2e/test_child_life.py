@@ -343,6 +343,34 @@ async def test_python_prompts_reach_a_python_child(tmp_path: Path) -> None:
         assert await host.children.result(root, "w", None, None) == (2**60 + 1, 1)
 
 
+async def test_large_integers_are_exact_or_refused_at_the_call(tmp_path: Path) -> None:
+    """Reported of a host that changed big integers at the JSON border (dspy #10144)."""
+    exact = [2**53 + 1, 2**63, 2**64 - 1, -(2**63)]
+    task = f"""run:
+said = []
+for value in ({2**64}, {-(2**63) - 1}, 10 ** 5000, {{'deep': [1, {2**64}]}}):
+    try:
+        await rlm.submit_result(value)
+    except ValueError as why:
+        said.append(str(why))
+await rlm.submit_result({{'exact': {exact}, 'said': said}})
+"""
+    async with family(tmp_path) as host:
+        root = await host.root()
+        await host.spawn(root, task, name="w", model=PYTHON)
+        await host.noticed(root, 1)
+        value, _ = await host.children.result(root, "w", None, None)
+        assert value["exact"] == exact
+        place = "payload.value"
+        assert [said.partition(" is an integer beyond 64 bits")[0] for said in value["said"]] == [
+            place,
+            place,
+            place,
+            f"{place}.deep[1]",
+        ]
+        assert await host.cell(root, "(await rlm.get_result('w'))['exact']") == str(exact)
+
+
 async def test_a_fork_reads_the_children_of_its_origin_and_owns_none(tmp_path: Path) -> None:
     async with family(tmp_path) as host:
         root = await host.root(model="scripted/echo")

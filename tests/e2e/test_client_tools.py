@@ -81,6 +81,8 @@ async def test_a_tool_is_a_function_of_the_namespace(tmp_path: Path) -> None:
             return raised["ename"], raised["evalue"]
 
         assert await result("await tools.double(n=21)") == "42"
+        told = await client.until("repl/status", lambda p: p["status"] == "idle")
+        assert await result("import os; os.getpid()") == str(told["pid"])
         assert (
             await result("sum(await asyncio.gather(*(tools.double(n=i) for i in range(50))))")
             == "2450"
@@ -119,7 +121,7 @@ async def test_a_tool_is_a_function_of_the_namespace(tmp_path: Path) -> None:
             "async def double(*, n: int, unit: Literal['C', 'F'] = ...)\n\n"
             "Doubles n.\n\nArguments:\n    n: What is doubled."
         )
-        assert (await client.request("repl/names", where))["names"] == ["inspect"]
+        assert (await client.request("repl/names", where))["names"] == ["inspect", "os"]
 
         page = await client.request("session/items", {**where, "limit": 1000})
         calls = [one for one in page["items"] if one["type"] == "toolCall"]
@@ -197,24 +199,26 @@ async def test_a_child_gets_the_tools_that_its_spawn_names(tmp_path: Path) -> No
 
 
 async def test_a_client_that_goes_during_a_call_makes_the_tool_unavailable(tmp_path: Path) -> None:
-    leaving = Tools()
-    async with spawned(tmp_path) as owner:
+    """Whoever declared the tools is asked, though another one was there before."""
+    leaving, staying = Tools(), Tools()
+    async with spawned(tmp_path, handlers={"tool/call": staying.call}) as owner:
         session_id = await create(owner, tmp_path)
         await run(owner, session_id, "1")
         socket = await socket_of(owner, tmp_path, session_id)
         async with attached(socket, handlers={"tool/call": leaving.call}) as other:
             await other.request("session/resume", {"sessionId": session_id})
-            await other.request(
-                "session/configure", {"sessionId": session_id, "options": {"tools": [SLOW]}}
-            )
+            options = {"tools": [SLOW, DOUBLE]}
+            params = {"sessionId": session_id, "options": options}
+            await other.request("session/configure", params)
             running = asyncio.ensure_future(run(owner, session_id, "await tools.slow()"))
             async with asyncio.timeout(30):
                 await leaving.running.wait()
         outcome = await running
         assert outcome["error"]["ename"] == "ToolError"
         assert "not known" in outcome["error"]["evalue"]
-        outcome = await run(owner, session_id, "await tools.slow()")
-        assert "No client" in outcome["error"]["evalue"]
+        assert staying.asked == []
+        assert (await run(owner, session_id, "await tools.double(n=1)"))["result"] == "2"
+        assert len(staying.asked) == 1
 
 
 async def socket_of(client: FakeClient, home: Path, session_id: str) -> Path:

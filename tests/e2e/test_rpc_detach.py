@@ -209,13 +209,15 @@ async def test_it_holds_however_the_client_goes(tmp_path: Path, how: str) -> Non
             async with back(owned) as client:
                 owned.open_gate()
                 await client.until("turn/completed", lambda p: p["turnId"] == turn_id)
-            owned.host.signal(signal.SIGHUP)  # late news of the same end
-            async with back(owned):
-                assert alive(owned.host.pid)
+                owned.host.signal(signal.SIGHUP)  # late news of the same end
+                # Longer than a host that ends may take.
+                cell = {"sessionId": owned.id, "code": "await asyncio.sleep(1.5); kept"}
+                assert (await client.request("repl/execute", cell))["result"] == "7"
 
 
-async def test_the_end_of_a_terminal_is_not_the_end_of_a_kept_host(tmp_path: Path) -> None:
-    """The host leads the terminal's session, as in `ssh box rlm-host`."""
+@pytest.mark.parametrize("ends", ["terminal", "pipe"])
+async def test_a_kept_host_leaves_the_terminal_that_it_leads(tmp_path: Path, ends: str) -> None:
+    """Whether the terminal is closed, or lives on without the client, as in `ssh box rlm-host`."""
     main, side = pty.openpty()
     (tmp_path / "rlm").mkdir()
     with contextlib.ExitStack() as block:
@@ -232,13 +234,15 @@ async def test_the_end_of_a_terminal_is_not_the_end_of_a_kept_host(tmp_path: Pat
         block.callback(process.kill)
         for fd in (pipes[0][0], pipes[1][1], side):
             os.close(fd)
-        for fd in (pipes[0][1], pipes[1][0]):
+        theirs = {"terminal": main, "pipe": pipes[0][1]}
+        gone = theirs.pop(ends)
+        for fd in (*theirs.values(), pipes[1][0]):
             block.callback(os.close, fd)
         session_id = await _keep_over(pipes[0][1], pipes[1][0], tmp_path)
         record = tmp_path / "rlm" / "sessions" / f"{session_id}.owner"
         socket = Path(json.loads(record.read_text())["socket"])
         assert terminal_of(process.pid) != 0
-        os.close(main)  # the kernel sends SIGHUP
+        os.close(gone)
         with anyio.fail_after(DEADLINE_S):
             while terminal_of(process.pid) != 0:
                 await anyio.sleep(0.02)
@@ -316,6 +320,31 @@ async def test_what_it_finishes_is_the_whole_tree(tmp_path: Path) -> None:
         assert sum(one["type"] == "turn_completed" for one in records) == 2
 
 
+async def test_a_child_that_is_heard_is_not_left_alone_nor_is_its_root(tmp_path: Path) -> None:
+    """On a host that lives on anyway: `stop` looks at the whole tree, by its root's wish."""
+    with owner(tmp_path, "keep") as owned:
+        ask = owned.host.result
+        params = {"cwd": str(tmp_path), "model": "scripted/steps", "options": {"onDetach": "stop"}}
+        root = {"sessionId": ask("session/create", params)["session"]["id"]}
+        child_options = {"model": "scripted/steps", "unguarded": True}
+        task = json.dumps([owned.waits()])
+        spawn = ask("agent/spawn", {**root, "prompt": task, "options": child_options})
+        with anyio.fail_after(DEADLINE_S):
+            while ask("agent/list", root)["agents"][0]["status"] != "running":
+                await anyio.sleep(0.02)
+        child = {"sessionId": spawn["agent"]["sessionId"]}
+        ask("session/resume", child)
+        ask("session/detach", child)
+        ask("session/resume", child)
+        ask("session/detach", root)
+        assert ask("session/read", child)["session"]["status"] == "running"
+        assert ask("host/status")["sessions"] == 3
+        ask("session/detach", child)
+        with anyio.fail_after(DEADLINE_S):
+            while ask("host/status")["sessions"] != 1:
+                await anyio.sleep(0.02)
+
+
 async def test_with_nothing_to_finish_it_is_gone_at_once(tmp_path: Path) -> None:
     with owner(tmp_path, "finish") as owned:
         hang_up(owned)
@@ -330,8 +359,9 @@ async def test_whoever_comes_back_in_time_keeps_it(tmp_path: Path) -> None:
         async with back(owned) as client:
             owned.open_gate()
             await client.until("turn/completed", lambda p: p["turnId"] == turn_id)
-            await client.until("session/quiet")
-            assert (await client.request("host/status"))["sessions"] == 1
+            cell = {"sessionId": owned.id, "code": "await asyncio.sleep(1.5); kept"}
+            assert (await client.request("repl/execute", cell))["result"] == "7"
+            assert "session/closed" not in client.names()
         assert await ends(owned) == 0
 
 
@@ -361,14 +391,25 @@ async def test_a_kept_host_obeys_ctrl_c_as_well(tmp_path: Path) -> None:
         assert await ends(owned, SOON_S) == 130
 
 
-async def test_attach_joins_a_kept_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["socket", "session"])
+async def test_attach_joins_a_kept_host(tmp_path: Path, by: str) -> None:
     with owner(tmp_path, "keep") as owned:
         hang_up(owned)
         await has_let_go(owned)
-        command = (*OURS, "attach", "--socket", str(owned.socket))
-        env = host_env(tmp_path)
+        place = str(owned.socket) if by == "socket" else owned.id
+        command, env = (*OURS, "attach", f"--{by}", place), host_env(tmp_path)
         with Host(command, deadline_s=DEADLINE_S, home=tmp_path / "rlm", env=env) as bridge:
             bridge.initialize()
             assert bridge.result("host/status")["pid"] == owned.host.pid
             read = bridge.result("session/read", {"sessionId": owned.id})["session"]
             assert read["options"] == {"onDetach": "keep"}
+
+
+@pytest.mark.parametrize("session_id", ["ses_0123456789abcdef", "../../etc"])
+def test_attach_says_when_nobody_has_the_session(tmp_path: Path, session_id: str) -> None:
+    command = (*OURS, "attach", "--session", session_id)
+    done = subprocess.run(
+        command, env=host_env(tmp_path), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No host has the session" in done.stderr

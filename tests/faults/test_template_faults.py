@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from rlm_host.processes import facts, templates
+from rlm_host.processes.command import run_command
 from rlm_host.processes.ledger import Ledger
 from rlm_host.processes.sweep import sweep
+from rlm_host.processes.templates import key_of, open_template
 from rlm_protocol.errors import KernelDied
-from support.processes import Run, alive, in_time, my_children, until
+from support.processes import Run, alive, in_time, my_children, running, until
 from support.runtime_driver import eventually
 from support.warm import WarmBench, ask, origin
 
@@ -56,8 +58,8 @@ async def test_kernels_outlive_their_template_and_the_next_start_works(bench: Wa
     assert await ask(after, "3") == 3
     assert origin(after) == os.getpid()
     assert await bench.spare(template)
-    forked.kill()
-    assert await ask(forked, "4") == 4
+    await until(lambda: len(bench.templates._tasks) == 1, "the end of the sweep after the template")
+    assert await ask(forked, "x + 2") == 3
 
 
 @pytest.mark.parametrize("spare", [True, False], ids=["with a spare", "without"])
@@ -184,6 +186,39 @@ def test_when_the_host_is_killed_nothing_of_it_is_left(tmp_path: Path, killed: s
         for name in killed.split(", "):
             os.kill(pids[name], signal.SIGKILL)
         eventually(lambda: not any(map(alive, tree)), f"the end of all {tree}", 10)
+
+
+def test_a_guard_killed_after_its_host_leaves_nothing(tmp_path: Path) -> None:
+    with small_host(tmp_path, LEFT + EMPTIED) as pids:
+        tree = [fact.pid for fact in facts.descendants(pids["host"])]
+        os.kill(pids["guard"], signal.SIGSTOP)
+        os.kill(pids["host"], signal.SIGKILL)
+        eventually(lambda: not alive(pids["host"]), "the end of the host")
+        os.kill(pids["guard"], signal.SIGKILL)
+        eventually(lambda: not any(map(alive, tree)), f"the end of all {tree}", 10)
+
+
+async def test_a_sweep_passes_over_the_spare_of_a_dead_template(bench: WarmBench) -> None:
+    processes = bench.processes
+    argv = (sys.executable, "-P", "-m", "rlm.repl")
+    heard: list[bytes] = []
+    async with open_template(processes, key_of(argv, os.environ, bench.cwd)) as template:
+        spare = await template.fork()
+        os.kill(template.pid, signal.SIGKILL)
+        guard = spare.process.pid
+        await until(lambda: facts.process(guard).parent == os.getpid(), "a spare without template")
+        command = ["sh", "-c", "sleep 3604"]
+        swept = asyncio.create_task(run_command(processes, command, env=os.environ, cwd=bench.cwd))
+        await until(lambda: running("3604"), "a command with a guard")
+        (command_guard,) = {facts.process(facts.process(p).parent).pid for p in running("3604")}
+        os.kill(command_guard, signal.SIGKILL)
+        await in_time(swept)
+        assert spare.alive
+    block = processes.take(
+        spare, env=dict(os.environ), cwd=bench.cwd, on_stdout=heard.append, label="kernel"
+    )
+    async with block:
+        await until(lambda: b"ready" in b"".join(heard), "a kernel of that spare")
 
 
 def test_when_all_owners_are_killed_the_next_start_sweeps_what_is_left(tmp_path: Path) -> None:

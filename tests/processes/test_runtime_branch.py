@@ -1,11 +1,10 @@
 """The ability to fork a live kernel: between two cells it has one thread and takes new descriptors."""
 
-import os
 import socket
 import uuid
-from typing import Any
 
 from support.runtime_driver import Runtime, eventually, living
+from support.template_driver import Attached
 
 BRANCH = """
 import socket
@@ -17,50 +16,30 @@ del _branch, link, socket
 """
 
 
-class Branch(Runtime):
-    """The other half of a kernel, on channels that this test has made."""
+class Branch(Attached):
+    """The other half of a kernel."""
 
-    def __init__(self, origin: Runtime, before: str = "") -> None:
-        self.strays: list[dict[str, Any]] = []
-        self._buffer, self._count = bytearray(), 0
+    def __init__(self, origin: Runtime, before: str = "", *, forked: bool = True) -> None:
+        super().__init__()
         name = f"\0rlm-{uuid.uuid4().hex}"
-        self._link, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stdin, self._in = os.pipe()
-        self._out, stdout = os.pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(name)
             listener.listen()
             cell = origin.start(before + BRANCH.format(name=name))
             link, _ = listener.accept()
-        with link, control:
-            socket.send_fds(link, [b"branch"], [stdin, stdout, 2, control.fileno()])
-        os.close(stdin)
-        os.close(stdout)
+        with link:
+            socket.send_fds(link, [b"branch"], self.channels)
+        self.handed_over()
         assert origin.until_done(cell).status == "ok"
-        self.ready = {}
-
-    def begin(self) -> "Branch":
-        self.ready = self.event()
-        return self
-
-    def end(self) -> None:
-        """End it and wait for its guard's last word."""
-        self._link.send(b"kill")
-        while not self.told().startswith(b"exit"):
-            continue
-        self.close()
-
-    def close(self) -> None:
-        self._link.close()
-        os.close(self._in)
-        os.close(self._out)
+        if forked:
+            self.begin()
 
 
 def test_a_live_kernel_is_forked_and_both_answer() -> None:
     with Runtime() as origin:
         origin.run("import asyncio, random; x = [1]; y = x; def_x = lambda: x")
         origin.run("big = bytearray(50_000_000)\nprint('chatter')\nawait asyncio.sleep(0.05)")
-        branch = Branch(origin).begin()
+        branch = Branch(origin)
         assert branch.ready["nonce"] != origin.ready["nonce"]
         assert branch.pid != origin.pid
         for runtime, number in ((origin, 1), (branch, 2)):
@@ -81,7 +60,7 @@ def test_a_live_kernel_is_forked_and_both_answer() -> None:
 
 def test_a_branch_is_interrupted_and_killed_alone() -> None:
     with Runtime() as origin:
-        branch = Branch(origin).begin()
+        branch = Branch(origin)
         cell = branch.started("import os; _ = os.write(1, b'go')\nwhile True: pass")
         other = origin.started("import os, time; _ = os.write(1, b'go')\ntime.sleep(3600)")
         branch.interrupt(cell)
@@ -93,8 +72,8 @@ def test_a_branch_is_interrupted_and_killed_alone() -> None:
 
 def test_a_branch_branches_and_all_end_with_the_origin() -> None:
     with Runtime() as origin:
-        first = Branch(origin, "n = 1\n").begin()
-        second = Branch(first, "n += 1\n").begin()
+        first = Branch(origin, "n = 1\n")
+        second = Branch(first, "n += 1\n")
         assert [r.value("n") for r in (origin, first, second)] == [1, 2, 2]
         pids = {first.pid, second.pid}
     eventually(lambda: not pids & set(living()), "the end of the branches")
@@ -102,14 +81,26 @@ def test_a_branch_branches_and_all_end_with_the_origin() -> None:
     second.close()
 
 
+def test_commands_that_have_ended_leave_no_thread() -> None:
+    with Runtime() as origin:
+        bash = "from rlm import bash\nr = await bash('echo {}')\nr.output"
+        assert origin.value(bash.format(1)) == "1\n"
+        names = "import threading; [t.name for t in threading.enumerate()]"
+        eventually(lambda: "rlm-bash" not in origin.value(names), "the end of the reader")
+        branch = Branch(origin)
+        for runtime, number in ((origin, 2), (branch, 3), (branch, 4)):
+            assert runtime.value(bash.format(number)) == f"{number}\n"
+        branch.end()
+
+
 def test_no_branch_while_a_thread_of_a_cell_runs() -> None:
     with Runtime() as origin:
         origin.run("import threading; e = threading.Event(); t = threading.Thread(target=e.wait)")
         origin.run("t.start()")
-        refused = Branch(origin)
-        assert os.read(refused._out, 1) == b"", "its channels are closed"
+        refused = Branch(origin, forked=False)
+        assert refused.at_its_end(), "its channels are closed"
         refused.close()
         assert origin.value("e.set(); t.join()") is None
-        branch = Branch(origin).begin()
+        branch = Branch(origin)
         assert branch.alive()
         branch.end()

@@ -211,12 +211,12 @@ def test_files_are_private_and_the_manifest_fits_the_payload(trip: Trip) -> None
     assert (manifest["version"], manifest["format"], manifest["savedNames"]) == (1, 2, ["x"])
     data = trip.payload.read_bytes()
     assert saved["bytes"] == len(data)
-    layout = file_format.layout(data[: file_format.HEADER_BYTES], len(data))
+    layout, table = file_format.read(memoryview(data))
     import hashlib
 
     digest = hashlib.sha256(b"".join(data[span] for span in layout.signed_spans)).hexdigest()
     assert manifest["sha256"] == digest
-    assert file_format.decode_table(data[layout.table], layout).names == ("x",)
+    assert table.names == ("x",)
 
 
 def test_a_missing_file_is_ok_with_a_reason(trip: Trip) -> None:
@@ -254,6 +254,56 @@ def test_a_damaged_file_is_refused_kept_and_harms_nobody(
     assert back["reason"]
     assert trip.other.run("x").result == "'mine'"
     assert trip.payload.exists()
+
+
+BUFFERED = """
+import pickle
+class Blob(bytearray):
+    def __reduce_ex__(self, _): return Blob, (pickle.PickleBuffer(self),)
+first, second = Blob(b"1" * 6000), Blob(b"2" * 5000)
+alias, small = [first], {"text": "kept", "numbers": list(range(50))}
+"""
+
+
+def test_no_damage_in_any_part_of_the_file_is_taken_for_data(trip: Trip) -> None:
+    trip.one.run(BUFFERED)
+    assert trip.save()["skipped"] == []
+    data = trip.payload.read_bytes()
+    where, table = file_format.read(memoryview(data))
+    buffers = [range(b.at, b.at + b.size_bytes) for b in table.buffers]
+    told = set()
+    for at in sorted({*range(0, len(data), 97), *range(where.stream.stop), where.table_at}):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        trip.payload.write_bytes(changed)
+        trip.other.run("second = 'mine'", silent=True)
+        back = trip.restore()
+        failed = sorted(row["name"] for row in back.get("failed", ()))
+        if back["status"] == "error":
+            assert at < where.stream.stop or at >= where.table_at, at
+            assert "damaged" in back["reason"] or "no snapshot" in back["reason"]
+            assert trip.other.run("second").result == "'mine'"
+        elif at in buffers[0]:
+            assert failed == ["alias", "first"], at  # and what shares it
+        elif at in buffers[1]:
+            assert failed == ["second"], at
+            assert trip.other.run("second").result == "'mine'"
+        else:
+            assert failed == []  # padding between the parts
+        told.add((back["status"], *failed))
+    assert told == {("error",), ("ok", "alias", "first"), ("ok", "second"), ("ok",)}
+
+
+def test_a_file_cut_anywhere_is_refused(trip: Trip) -> None:
+    trip.one.run(BUFFERED)
+    trip.save()
+    data = trip.payload.read_bytes()
+    trip.other.run("second = 'mine'", silent=True)
+    for size in sorted({*range(0, len(data), 61), *range(len(data) - 40, len(data))}):
+        trip.payload.write_bytes(data[:size])
+        back = trip.restore()
+        assert (back["status"], bool(back["reason"])) == ("error", True), size
+    assert trip.other.run("second").result == "'mine'"
 
 
 def test_names_of_the_runtime_are_never_saved_or_restored(trip: Trip) -> None:
@@ -299,8 +349,7 @@ def test_interrupts_at_any_moment_leave_a_whole_pair_and_a_true_answer(trip: Tri
         trip.one.until_done("s")
         if trip.payload.exists():
             data = trip.payload.read_bytes()
-            layout = file_format.layout(data[:32], len(data))
-            assert file_format.decode_table(data[layout.table], layout)
+            assert file_format.read(memoryview(data))
         assert trip.one.alive()
     assert not list(trip.payload.parent.glob(".*.tmp"))
 

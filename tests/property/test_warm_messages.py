@@ -12,8 +12,8 @@ from rlm_protocol.framing import UNDECODABLE
 DECODERS = (warm.decode_order, warm.decode_told, warm.decode_birth)
 names = st.text(max_size=20)
 pids = st.integers(1, 2**22)
-orders = st.builds(warm.Prepare, preload=st.lists(names, max_size=3).map(tuple)) | st.just(
-    warm.Fork()
+orders = st.builds(warm.Prepare, preload=st.lists(names, max_size=3).map(tuple)) | st.sampled_from(
+    [warm.Fork(), warm.Retire()]
 )
 told = (
     st.just(warm.Ready())

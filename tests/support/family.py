@@ -28,7 +28,7 @@ from rlm_host.sessions.store import SessionStore
 from rlm_protocol.agent import Agent
 from rlm_protocol.item import ChildMessage
 from rlm_protocol.session import Budget, SessionCreateParams, SessionItemsParams, SessionOptions
-from support.processes import in_time, until
+from support.processes import in_time
 
 STEPS = "scripted/steps"
 """Plays the JSON list of steps in its task."""
@@ -67,17 +67,18 @@ class Family:
         assert len(found) == 1, found
         return found[0]
 
-    async def ended(self, parent: SessionActor, *agents: Agent) -> list[Agent]:
+    async def ended(
+        self, parent: SessionActor, *agents: Agent, patience_s: float = 30
+    ) -> list[Agent]:
         """Wait until tasks are over; give the agents as they are then."""
         ids = [agent.child_id for agent in agents]
-
-        def over() -> bool:
+        deadline = time.monotonic() + patience_s
+        while True:
             known = {a.child_id: a for a in self.children.agents(parent)}
-            return all(known[i].status not in ("queued", "running") for i in ids)
-
-        await until(over, f"the end of {ids}")
-        known = {a.child_id: a for a in self.children.agents(parent)}
-        return [known[i] for i in ids]
+            if all(known[i].status not in ("queued", "running") for i in ids):
+                return [known[i] for i in ids]
+            assert time.monotonic() < deadline, f"{ids} did not end in {patience_s} s"
+            await asyncio.sleep(0.02)
 
     async def say(self, actor: SessionActor, text: str) -> None:
         """Run a turn to its end, and whatever follows it."""

@@ -23,14 +23,16 @@ from rlm_protocol.errors import (
     InvalidParams,
     MethodNotFound,
     RequestFailed,
+    StoreFull,
     TooLarge,
     ToolFailed,
     ToolUnavailable,
 )
 from rlm_protocol.item import Notice, ToolCall
 from rlm_protocol.limits import OUTPUT_INLINE_BYTES, TOOL_CALL_MS, TOOL_RESULT_BYTES
-from rlm_protocol.session import Approvals, ClientTool, SessionOptions
+from rlm_protocol.session import Approvals, Budget, ClientTool, SessionOptions
 from rlm_protocol.tool import documentation, signature
+from support.journals import FaultyFiles
 from support.processes import FakeClock
 from support.sessions import (
     Bench,
@@ -46,6 +48,7 @@ from support.sessions import (
 
 pytestmark = pytest.mark.anyio
 
+NEVER = 10**9
 N = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}, "required": ["n"]}
 DOUBLE = ClientTool(name="double", description="Doubles n.", input_schema=N)
 TOOLS = SessionOptions(tools=(DOUBLE,))
@@ -329,6 +332,20 @@ async def test_a_call_that_a_crash_cut_off_is_closed_and_never_asked_again(tmp_p
         assert actor.state.open_calls == {}
 
 
+async def test_what_cannot_be_recorded_is_not_asked(tmp_path: Path) -> None:
+    files = FaultyFiles(NEVER, "enospc", persist=True)
+    async with tool_bench(tmp_path, files=files) as b:
+        actor = await b.create(options=TOOLS)
+        person = client({"result": 1})
+        await actor.attach(person)
+        files.left = 1
+        with pytest.raises(StoreFull):
+            await call(actor, n=1)
+        files.left = NEVER
+        assert person.asked == []
+        assert await call(actor, n=1) == 1
+
+
 async def test_a_client_that_attaches_sees_the_open_call(tmp_path: Path) -> None:
     async with tool_bench(tmp_path) as b:
         actor = await b.create(options=TOOLS)
@@ -398,6 +415,7 @@ async def test_every_option_is_journaled_read_and_kept(tmp_path: Path) -> None:
         "on_detach": "keep",
         "labels": {"a": "1"},
         "instructions": "Be brief.",
+        "budget": Budget(tokens=1000, usd=0.5),
     }
     async with tool_bench(tmp_path) as b:
         actor = await b.create()

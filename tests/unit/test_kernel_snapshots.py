@@ -19,11 +19,9 @@ def payload(stream: bytes, raw: bytes = b"") -> bytes:
     )
     body_end = file_format.HEADER_BYTES + len(stream)
     buffers = (file_format.Buffer(body_end, len(raw), 0),) if raw else ()
-    table = file_format.encode(
-        file_format.Table(names=("a",), ends=(len(stream),), buffers=buffers, manifest=manifest)
-    )
-    at = body_end + len(raw)
-    return file_format.header(stream_bytes=len(stream), table_at=at) + stream + raw + table
+    head = file_format.header(stream_bytes=len(stream), table_at=body_end + len(raw))
+    table = file_format.Table(names=("a",), ends=(len(stream),), buffers=buffers, manifest=manifest)
+    return head + stream + raw + file_format.encode_table(table, head, stream)
 
 
 class Place:

@@ -14,6 +14,10 @@ SLOW = (
     "rich",
     "temporalio",
     "psycopg",
+    "rlm_host.models",
+    "rlm_host.sessions.session",
+    "rlm_host.loops",
+    "rlm_host.faces",
 )
 
 

@@ -493,6 +493,31 @@ async def test_an_interrupt_ends_the_turn_in_a_second_whatever_hangs(
         assert actor.state.turn is None
 
 
+async def test_a_provider_that_fails_after_it_was_left_behind_is_no_bug_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await gate.wait()  # it does not let go, and fails much later
+        raise ProviderError("connection", "The line was cut.")
+
+    models = StubModels(answers([Text(delta="so f"), stubborn], say("again")))
+    async with bench(tmp_path, models=models) as b:
+        actor = await b.create()
+        await b.listen(actor)
+        await actor.start_turn("go")
+        await until(lambda: any(method == "item/delta" for method, _ in b.heard))
+        await actor.interrupt()
+        await finished(actor)
+        gate.set()
+        await finished(actor, actor.start_turn("go on"))
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 async def test_a_turn_is_interrupted_before_it_runs(tmp_path: Path) -> None:
     models = StubModels(answers())
     async with bench(tmp_path, models=models) as b:

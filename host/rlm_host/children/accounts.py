@@ -56,6 +56,8 @@ class Accounts:
     ) -> None:
         self._kin, self._resolve, self._spending = kin, resolve, spending
         self._locks: dict[str, anyio.Lock] = {}
+        self._owed: dict[str, dict[str, r.BudgetSettled]] = {}
+        """Settlements of each root that a disk did not take, by reservation."""
 
     # --- usage ---
 
@@ -129,14 +131,16 @@ class Accounts:
 
     async def spawns_left(self, actor: SessionActor) -> int | None:
         """Give how many more children the budgets above a session admit; None without a limit."""
-        scopes = await self._scopes(actor)
-        return book_of(await self._kin.root_of(actor)).spawns_left(scopes) if scopes else None
+        scopes, root = await self._scopes(actor), await self._kin.root_of(actor)
+        await self._catch_up(root)
+        return book_of(root).spawns_left(scopes) if scopes else None
 
     async def _admit(
         self, actor: SessionActor, scopes: tuple[Scope, ...], amount: Amount, key: str
     ) -> None:
         root = await self._kin.root_of(actor)
         async with self._lock(root):
+            await self._catch_up(root)
             book, now_ms = book_of(root), self._kin.clock.now_ms()
             book.admit(amount, scopes, now_ms=now_ms)
             low = await self._spend(lambda home: home.reserve(key, root.id, amount, now_ms=now_ms))
@@ -181,17 +185,26 @@ class Accounts:
         """
         Settle with the home first, then in the journal (see `Spending`).
 
-        What the home does not take stays reserved in both, until recovery charges it whole.
+        What a disk does not take stays reserved: it is settled before the next admission, or
+        charged whole by recovery.
         """
+        owed = self._owed.setdefault(root.id, {})
+        owed[settled.reservation_id] = settled
         amount = Amount(
             cost_nano_usd=settled.cost_nano_usd, tokens=settled.tokens, spawns=settled.spawns
         )
         try:
             await self._spend(lambda home: home.settle(settled.reservation_id, amount))
+            await root.append(settled)
         except RlmError as why:
             log.warning("reservation %s stays open: %s", settled.reservation_id, why)
         else:
-            await root.append(settled)
+            owed.pop(settled.reservation_id, None)
+
+    async def _catch_up(self, root: SessionActor) -> None:
+        """Settle what could not be settled."""
+        for settled in tuple(self._owed.get(root.id, {}).values()):
+            await self._close(root, settled)
 
     async def _spend(self, work: Callable[[Spending], T]) -> T | None:
         """Do something with the home's spending, whole; None where nothing limits it."""
@@ -201,11 +214,8 @@ class Accounts:
         return await to_the_end(loop.run_in_executor(None, work, self._spending))
 
     async def _warn(self, root: SessionActor, scope: str, session_id: str, text: str) -> None:
-        await root.append(r.BudgetWarned(scope=scope))
-        target = self._kin.loaded(session_id)
-        if target is None:
-            return
-        now_ms = self._kin.clock.now_ms()
+        """Say once that a scope runs low; a disk that does not take it is told the next time."""
+        now_ms, target = self._kin.clock.now_ms(), self._kin.loaded(session_id)
         notice = Notice(
             id=f"budget-{scope}-{root.last_seq}",
             level="warning",
@@ -213,7 +223,12 @@ class Accounts:
             started_at_ms=now_ms,
             completed_at_ms=now_ms,
         )
-        await target.append(r.ItemCompleted(item=notice, shown=notice.text))
+        try:
+            await root.append(r.BudgetWarned(scope=scope))
+            if target is not None:
+                await target.append(r.ItemCompleted(item=notice, shown=notice.text))
+        except RlmError as why:
+            log.warning("%s was not told that %s runs low: %s", session_id, scope, why)
 
     async def _scopes(self, actor: SessionActor) -> tuple[Scope, ...]:
         """

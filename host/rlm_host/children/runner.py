@@ -341,10 +341,21 @@ class Runner:
 
     async def after_turn(self, actor: SessionActor, ended: r.TurnCompleted) -> None:
         """Give the place back, and remember why a turn failed."""
-        self._places.release(actor.id)
         if actor.state.opened.parent is not None:
+            self._start_task(self._rest, actor)
             _, child = await self._kin.parent_of(actor)
             self._kin.live(child).error = ended.error.message if ended.error else None
+
+    async def _rest(self, actor: SessionActor) -> None:
+        """Give the place back once no more kernels rest than may run: others need the machine."""
+        try:
+            for session_id in self._places.rest(actor.id, actor.depth):
+                longest = self._kin.loaded(session_id)
+                if longest is not None and longest.state.turn is None and not longest.closing:
+                    await longest.kernel.unload()
+        finally:
+            if actor.state.turn is None:
+                self._places.release(actor.id)
 
     async def on_idle(self, actor: SessionActor) -> None:
         """See, beside the session, whether its task is over."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from rlm_protocol.errors import ConfigInvalid, HostLost
@@ -18,6 +17,7 @@ from ..loops.stores.open import FORMS
 from . import cli_loop_file, cli_loop_read, cli_loop_store
 from .cli_client import print_json, with_host
 from .cli_loop_store import PROGRAM
+from .console import Console
 from .loop_view import generation_line, head_line
 
 CONTROLS = {

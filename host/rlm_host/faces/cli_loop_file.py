@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.console import Console
 
 from rlm_protocol.errors import LeaseHeld, LeaseLost, RlmError, StoreBusy
 from rlm_protocol.loop_records import StepFailed
@@ -28,6 +27,7 @@ from ..loops.worker import Work
 from . import interruptible
 from .cli_loop_read import follow, whole_report
 from .cli_loop_store import PROGRAM, UNCHANGED, StoreRuns, say_interrupted
+from .console import Console
 from .launch import say_error
 from .loop_view import LoopView, print_report
 

@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-
 from rlm_protocol.loop_records import TERMINAL
 
 from .cli_client import print_json
 from .cli_loop_store import Asked, StoreRuns
+from .console import Console
 from .loop_plot import LiveReward
 from .loop_view import LoopView, head_line, print_report
 

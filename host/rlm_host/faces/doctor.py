@@ -44,10 +44,10 @@ async def examine(host: KernelHost, app: App, *, fix: bool) -> list[Finding]:
 
 def _home(home: Path) -> Iterator[Finding]:
     if not home.exists():
-        yield Finding(level="note", subject="home", text=f"{home} is made by the first session")
+        yield _home_to_be(home)
         return
     mode = home.stat().st_mode & 0o777
-    if mode & 0o077:
+    if mode & 0o077 and home.is_dir():
         yield Finding(
             level="warning",
             subject="home",
@@ -72,6 +72,22 @@ def _home(home: Path) -> Iterator[Finding]:
         subject="home",
         text=f"{home}: written, synced and locked; {free.f_bavail * free.f_frsize >> 20} MiB free",
     )
+
+
+def _home_to_be(home: Path) -> Finding:
+    nearest = next(folder for folder in home.parents if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=nearest):
+            return Finding(
+                level="note", subject="home", text=f"{home} is made by the first session"
+            )
+    except OSError as why:
+        return Finding(
+            level="error",
+            subject="home",
+            text=f"{home} cannot be made: {why.strerror}",
+            help="Name another folder in RLM_HOME, on a local disk.",
+        )
 
 
 def _orphans(home: Path, app: App, *, fix: bool) -> Iterator[Finding]:

@@ -198,6 +198,8 @@ class Template:
         """Let go of it: it ends without those that it has forked."""
         if self.lost:
             return
+        with contextlib.suppress(OSError):
+            self._link.send(warm.encode(warm.Retire()))
         self._loop.remove_reader(self._link)
         self._link.close()
         for swept in self._ends.values():

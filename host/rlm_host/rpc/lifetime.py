@@ -37,7 +37,6 @@ class Lifetime:
         """Whether the host outlives its client; also asked by a signal handler: it only looks."""
         self._over = anyio.Event()
         self._left = anyio.Event()
-        self._gone = False
         self._watchdog = watchdog
         self._timer: threading.Timer | None = None
         self._interrupted_at: float | None = None
@@ -64,15 +63,12 @@ class Lifetime:
         self._watch(code)
 
     def leave(self, code: int, reason: str) -> None:
-        """The client is gone: end, unless the host goes on. Only the first time counts."""
-        if self._gone or self.code is not None:
-            return
-        self._gone = True
-        if self.goes_on():
-            log.info("going on without the client: %s", reason)
-            self._left.set()
-        else:
+        """The client is gone: end, unless the host goes on."""
+        if self.code is not None or not self.goes_on():
             self.end(code, reason)
+            return
+        log.info("going on without the client: %s", reason)
+        self._left.set()
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -86,7 +82,7 @@ class Lifetime:
 
         def signalled(number: int, _frame: object) -> None:
             # What may go on is not watched: it would be killed in the midst of its work.
-            if number != signal.SIGHUP or not (self._gone or self.goes_on()):
+            if number != signal.SIGHUP or not self.goes_on():
                 self._watch(EXIT_CODES[signal.Signals(number)])
             loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ..config_file import ConfigFile
-from ..loops.service import LoopService
 from .attachment import Attachments
 from .detaching import is_working
 from .feeds import Feeds
@@ -14,6 +13,7 @@ from .loop_clients import LoopClients
 
 if TYPE_CHECKING:
     from ..children.service import ChildrenService
+    from ..loops.service import LoopService
     from ..models.registry import Models
     from ..sessions.session import SessionActor
     from ..sessions.store import SessionStore
@@ -39,6 +39,17 @@ class Agents(Protocol):
         """Give the sessions that are loaded; asking loads nothing."""
 
 
+class Loops(Protocol):
+    """Durable loops: loaded by their first use."""
+
+    @property
+    def running(self) -> int:
+        """How many runs this host is working on; asking loads nothing."""
+
+    async def get(self) -> "LoopService":
+        """Give what moves them."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Services:
     """One host. Clocks give milliseconds: `now_ms` since the epoch, `uptime_ms` since the start."""
@@ -50,7 +61,7 @@ class Services:
     stop: Callable[[str], None]
     """End the whole host; the argument says why."""
     agents: Agents
-    loops: LoopService
+    loops: Loops
     loop_clients: LoopClients
     attachments: Attachments = field(default_factory=Attachments)
     feeds: Feeds = field(default_factory=Feeds)

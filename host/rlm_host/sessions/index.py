@@ -2,7 +2,8 @@
 A cache of what all sessions of a home look like, so that listing 10,000 of them reads one page.
 
 SQLite, thrown away and built again from the journals whenever it is lost, damaged or of another
-schema; no fact lives here alone. Everything blocks; call it in a thread.
+schema, and kept in memory where no file can be written; no fact lives here alone. Everything
+blocks; call it in a thread.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from .state import SessionState
 log = logging.getLogger(__name__)
 
 NAME = "index.sqlite3"
-SCHEMA = 2
+SCHEMA = 3
 ROWS_AT_ONCE = 500
 _CREATE = f"""
 create table if not exists session(
@@ -33,7 +34,8 @@ create table if not exists session(
   words text not null, archived int not null, deleted int not null, created_at_ms int not null,
   size_bytes int not null, mtime_ns int not null, view blob not null
 ) without rowid;
-create index if not exists page on session(parent_id, deleted, archived, created_at_ms desc, id);
+create index if not exists page
+  on session(parent_id, deleted, archived, created_at_ms desc, id desc);
 create index if not exists keyed on session(key) where key is not null;
 pragma user_version = {SCHEMA};
 """
@@ -44,6 +46,9 @@ where parent_id is null and deleted = 0 and archived = ?
   and (created_at_ms, id) < (?, ?) and instr(words, ?) > 0
 order by created_at_ms desc, id desc limit ?
 """
+
+
+_decode_view = msgspec.json.Decoder(Session).decode
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,9 +160,10 @@ class Index:
 
     def _reconcile_new(self) -> None:
         """Fill a file that knows nothing yet; one that does is looked through beside."""
-        with self._open():
-            new = self._new
-        if new:
+        if self._connection is None:
+            with self._open():
+                pass  # now it is known whether the file is new
+        if self._new:
             self.reconcile()
 
     def _journals(self) -> Iterator[tuple[Path, os.stat_result]]:
@@ -186,13 +192,13 @@ class Index:
         """Give a row as its journal is now; None when it does not belong to the page any more."""
         if live is not None:
             return Row(id=session_id, folder=folder, created_at_ms=at_ms, view=live)
-        journal = self._home / folder / f"{session_id}.jsonl"
+        place = f"{self._home}/{folder}"  # a Path for each row is half of a page's time
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found = journal.stat()
+            found = os.stat(f"{place}/{session_id}.jsonl")
             if (found.st_size, found.st_mtime_ns) == (size, mtime_ns):
-                known = msgspec.json.decode(view, type=Session)
+                known = _decode_view(view)
                 return Row(id=session_id, folder=folder, created_at_ms=at_ms, view=known)
-            return self._read(session_id, journal.parent)
+            return self._read(session_id, Path(place))
         return None
 
     def _read(self, session_id: str, folder: Path) -> Row | None:
@@ -239,11 +245,16 @@ class Index:
                 yield self._connection
 
     def _connect(self, apsw: Any) -> Any:
-        folder = paths.sessions(self._home)
-        folder.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
-        path = folder / NAME
+        path = paths.sessions(self._home) / NAME
         for again in (False, True):
             connection = None
+            with paths.Directory.open(path.parent) as folder:
+                try:
+                    # SQLite gives the files beside it the mode that this one has.
+                    os.close(folder.open_file(NAME, os.O_RDWR | os.O_CREAT))
+                except OSError as why:
+                    log.warning("the session index is kept in memory: %s", why)
+                    return self._in_memory(apsw)
             try:
                 connection = apsw.Connection(str(path))
                 connection.set_busy_timeout(2000)
@@ -253,7 +264,6 @@ class Index:
                     raise apsw.CorruptError(f"schema {version}")
                 connection.execute("pragma journal_mode = wal; pragma synchronous = off")
                 connection.execute(_CREATE)
-                path.chmod(paths.FILE_MODE)
                 return connection
             except (apsw.CorruptError, apsw.NotADBError) as why:
                 if connection is not None:
@@ -264,6 +274,13 @@ class Index:
                 for ending in ("", "-wal", "-shm"):
                     path.with_name(path.name + ending).unlink(missing_ok=True)
         raise AssertionError("unreachable")
+
+    def _in_memory(self, apsw: Any) -> Any:
+        """Give an index for a home that can only be read: it lasts as long as this host."""
+        connection = apsw.Connection(":memory:")
+        connection.execute(_CREATE)
+        self._new = True
+        return connection
 
 
 def _row(state: SessionState, view: Session, folder: str, found: os.stat_result) -> tuple[Any, ...]:
