@@ -125,8 +125,15 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
+        hidden=_hidden(env, None),
         defaults=_recipe_defaults(config),
     )
+
+
+def _hidden(env: Mapping[str, str], socket: Path | None) -> tuple[Path, ...]:
+    """Give what a cell in a sandbox must not reach, wherever its workspace lies."""
+    own = (socket,) if socket is not None else ()
+    return (paths.socket_folder(env), paths.ephemeral_home(env), *own)
 
 
 def _recipe_defaults(config: Config) -> "Recipe":
@@ -217,6 +224,7 @@ class Agents:
                 python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
+                hidden=_hidden(self._env, self._socket),
                 defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children

@@ -1,6 +1,8 @@
 """One stop for a tree: cells end at once, nothing is left running, and nothing starts again."""
 
+import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_host.children.kin import registry_of
+from rlm_host.client import HostClient
 from rlm_host.models.provider import Request
 from rlm_host.sessions.session import SessionActor
 from rlm_protocol import errors as e
@@ -206,6 +209,36 @@ async def test_cancelling_a_child_kills_what_it_does_not_give_up(tmp_path: Path)
         assert time.monotonic() - began < SOON_S
         [notice] = await host.noticed(root, 1)
         assert notice.notice == "cancelled"
+
+
+async def test_a_stop_of_the_host_stops_every_tree_and_goes_on(tmp_path: Path) -> None:
+    env = {"RLM_HOME": str(tmp_path / "home"), "RLM_KERNEL_PYTHON": sys.executable}
+    async with HostClient.spawn(env=env) as client:
+        roots = []
+        for _ in range(2):
+            made = await client.request(
+                "session/create", {"cwd": str(tmp_path), "model": "scripted/echo"}
+            )
+            roots.append(made["session"]["id"])
+            for name, task in (("works", play({"wait_ms": 600_000})), ("rests", SAY)):
+                options = {"model": STEPS, "name": name, "unguarded": True}
+                spawn = {"sessionId": roots[-1], "prompt": task, "options": options}
+                await client.request("agent/spawn", spawn)
+
+        async def statuses() -> list[str]:
+            listed = [await client.request("agent/list", {"sessionId": one}) for one in roots]
+            return [agent["status"] for one in listed for agent in one["agents"]]
+
+        async with asyncio.timeout(30):
+            while await statuses() != ["running", "completed"] * 2:
+                await asyncio.sleep(0.02)
+        assert (await client.request("host/status"))["kernels"] == 0
+        stopped = await client.request("host/stop")
+        assert stopped["sessions"] >= 2
+        assert await statuses() == ["cancelled", "completed"] * 2
+        assert await client.request("host/stop") == {"sessions": 0}
+        cell = {"sessionId": roots[0], "code": "6 * 7"}
+        assert (await client.request("repl/execute", cell))["result"] == "42"
 
 
 async def test_a_full_disk_does_not_keep_a_tree_running(

@@ -391,14 +391,30 @@ async def test_a_kept_host_obeys_ctrl_c_as_well(tmp_path: Path) -> None:
         assert await ends(owned, SOON_S) == 130
 
 
-async def test_attach_joins_a_kept_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["socket", "session"])
+async def test_attach_joins_a_kept_host(tmp_path: Path, by: str) -> None:
     with owner(tmp_path, "keep") as owned:
         hang_up(owned)
         await has_let_go(owned)
-        command = (*OURS, "attach", "--socket", str(owned.socket))
-        env = host_env(tmp_path)
+        place = str(owned.socket) if by == "socket" else owned.id
+        command, env = (*OURS, "attach", f"--{by}", place), host_env(tmp_path)
         with Host(command, deadline_s=DEADLINE_S, home=tmp_path / "rlm", env=env) as bridge:
             bridge.initialize()
             assert bridge.result("host/status")["pid"] == owned.host.pid
             read = bridge.result("session/read", {"sessionId": owned.id})["session"]
             assert read["options"] == {"onDetach": "keep"}
+
+
+@pytest.mark.parametrize(
+    ("session_id", "kind"),
+    [("ses_0123456789abcdef", "[sessionNotFound]"), ("../../etc", "[invalidParams]")],
+)
+def test_attach_says_when_nobody_has_the_session(
+    tmp_path: Path, session_id: str, kind: str
+) -> None:
+    command = (*OURS, "attach", "--session", session_id)
+    done = subprocess.run(
+        command, env=host_env(tmp_path), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert kind in done.stderr

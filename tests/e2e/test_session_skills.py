@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from rlm_host.kernels.skills import Skills
-from support.family import STEPS, family
+from rlm_protocol.session import KernelRecipe, SessionCreateParams, SessionOptions
+from support.family import PYTHON, STEPS, family
 from support.processes import in_time, my_children, until
+from support.sandboxes import need_sandbox
 from support.skill_folders import DESCRIPTION, GOOD, make_skill
 
 pytestmark = pytest.mark.anyio
@@ -150,3 +152,19 @@ async def test_a_workspaces_skill_never_runs_by_itself(tmp_path: Path) -> None:
         await root.kernel.names(detail=True)
         assert await host.cell(root, "import inspect; inspect.getmodule(open) is None") != ""
         assert not mark.exists()
+
+
+async def test_a_sandboxed_kernel_has_the_users_skills_and_cannot_change_them(
+    tmp_path: Path,
+) -> None:
+    need_sandbox()
+    make_skill(tmp_path / "home" / "skills", "word_count")
+    (tmp_path / "cwd").mkdir()
+    async with with_skills(tmp_path) as host:
+        host.cwd = tmp_path / "cwd"
+        options = SessionOptions(recipe=KernelRecipe(sandbox="workspace"))
+        params = SessionCreateParams(cwd=str(host.cwd), model=PYTHON, options=options)
+        root = await host.store.create(params)
+        assert await host.cell(root, "word_count.count('a b')") == "2"
+        write = "open(word_count.__file__, 'a')"
+        assert "Read-only file system" in await host.cell(root, write)

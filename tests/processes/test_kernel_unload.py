@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_host.kernels.cell import KernelStatus
+from rlm_host.kernels.cell import KernelStatus, SnapshotReport
 from support.processes import KernelBench, Run, in_time, my_children, until
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +70,32 @@ async def test_a_kernel_in_which_something_goes_on_stays(
     assert run.kernel.pid == pid
     assert (await run(ends)).status == "ok", run.text
     assert await in_time(_until_unloaded(run))
+
+
+async def test_a_kernel_that_stays_is_not_saved_again_and_again(bench: KernelBench) -> None:
+    saved: list[SnapshotReport] = []
+
+    async def on_saved(report: SnapshotReport) -> None:
+        saved.append(report)
+
+    run = Run(await bench.kernel(on_saved=on_saved))
+    await run("lock = (n for n in [1])")
+    for _ in range(3):
+        assert not await in_time(run.kernel.unload())
+    assert len(saved) == 1
+    assert (await run("x = 1; del lock; 1 / 0")).status == "error"
+    assert await in_time(run.kernel.unload())
+    assert len(saved) == 2
+    assert (await run("x")).result == "1"
+
+
+async def test_a_namespace_that_was_given_up_does_not_come_back(bench: KernelBench) -> None:
+    run = Run(await bench.kernel())
+    await run("x = 1")
+    await in_time(run.kernel.snapshot())
+    await in_time(run.kernel.restart(restore=False))
+    assert await in_time(run.kernel.unload())
+    assert (await run("x")).error.ename == "NameError"
 
 
 async def test_a_kernel_that_keeps_no_snapshot_stays(bench: KernelBench) -> None:

@@ -21,6 +21,7 @@ from .managed import ensure_managed
 from .overlay import ensure_overlay, missing
 from .recipe import Choice, Recipe, SessionFacts, Source, choose
 from .sandbox import TEMPORARY, Bubblewrap, View, arguments, family_folder, interpreter_folders
+from .skills import skills_folder
 
 PASSED_ON = re.compile(r"PATH|HOME|LANG|LC_.*|TZ|TERM|TMPDIR")
 """All that a kernel sees of the host's environment: never a provider's key."""
@@ -46,6 +47,8 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     """Requirements of managed environments besides the runtime (setting `kernel.packages`)."""
     snapshot_after_ms: int = 1_500
     """Quiet time after a cell until the namespace is saved."""
+    hidden: tuple[Path, ...] = ()
+    """What no sandbox shows, besides `home`."""
     defaults: Recipe = Recipe()
     """The user's settings, for what a session's recipe leaves open."""
     interpreters: Interpreters = msgspec.field(default_factory=Interpreters)
@@ -122,9 +125,13 @@ async def resolve(
         bubblewrap = await host.bubblewrap.find(host.environ, session.cwd, host.processes)
         view = View(
             home=host.home,
+            hidden=host.hidden,
             user_home=Path(variables["HOME"]) if "HOME" in variables else None,
             workspace=session.cwd,
-            readable=interpreter_folders(Path(python), session.cwd),
+            readable=(
+                *interpreter_folders(Path(python), session.cwd),
+                *(folder for folder in [skills_folder(host.home)] if folder.is_dir()),
+            ),
             network=bool(recipe.network),
         )
         launcher = (bubblewrap, *arguments(view))

@@ -69,9 +69,14 @@ class Skills(msgspec.Struct, frozen=True, kw_only=True):
             for skill in _skills_of(self.bundled):
                 yield msgspec.structs.replace(skill, path=None)
         if self.home is not None:
-            yield from _skills_of(self.home / "skills")
+            yield from _skills_of(skills_folder(self.home))
         if self.workspace:
             yield from _skills_of(cwd / ".rlm" / "skills")
+
+
+def skills_folder(home: Path) -> Path:
+    """Give the user's own skills of a home."""
+    return home / "skills"
 
 
 def bundled() -> Path | None:

@@ -187,7 +187,8 @@ class SessionStore:
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()
-        await self._thread(check_tools, options.tools or ())
+        if options.tools:
+            await self._thread(check_tools, options.tools)
         env = env_of(options)
         header = r.SessionOpened(
             session_id=session_id,

@@ -14,6 +14,8 @@ from rlm_protocol.host import (
     SchemaResult,
 )
 
+from ...kernels.cell import KernelStatus
+from ...sessions.together import all_of
 from ..context import Context, Handlers
 
 
@@ -25,7 +27,9 @@ async def status(context: Context, params: NoParams) -> HostStatusResult:
         pid=os.getpid(),
         uptime_ms=services.uptime_ms(),
         sessions=len(services.agents.open_sessions),
-        kernels=sum(a.kernel.status not in ("none", "dead") for a in services.agents.open_sessions),
+        kernels=sum(
+            one.kernel.status is not KernelStatus.ABSENT for one in services.agents.open_sessions
+        ),
         runs=services.loops.running,
         queues=QueueStatus(
             bytes=services.attachments.unsent_bytes, dropped=services.attachments.dropped_bytes
@@ -38,14 +42,14 @@ async def status(context: Context, params: NoParams) -> HostStatusResult:
 async def stop(context: Context, params: HostStopParams) -> HostStopResult:
     """host/stop: of one session and all below it, or of all. The host itself goes on."""
     services = context.services
-    actors = services.agents.open_sessions
     if params.session_id is not None:
-        actors = (await services.sessions.get(params.session_id),)
-    stopped = 0
-    for actor in actors:
-        turn_id = await actor.interrupt(subtree=True)
-        stopped += bool(actor.kernel.interrupt() or turn_id)
-    return HostStopResult(sessions=stopped)
+        tops = [await services.sessions.get(params.session_id)]
+    else:
+        tops = [one for one in services.agents.open_sessions if one.depth == 0]
+    trees = [one for top in tops for one in (top, *top.descendants)]
+    working = [one for one in trees if one.state.turn or one.kernel.status is KernelStatus.BUSY]
+    await all_of(*(top.interrupt(subtree=True) for top in tops))
+    return HostStopResult(sessions=len(working))
 
 
 async def schema(context: Context, params: NoParams) -> SchemaResult:
