@@ -13,6 +13,7 @@ import importlib
 import os
 import select
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ def serve() -> _guard.Channels:
     link = socket.socket(fileno=int(os.environ.pop(warm.TEMPLATE_FD)))
     link.set_inheritable(False)
     owner_fd = _guard.watch_parent()
+    if os.getppid() != _maker(link):
+        os._exit(125)  # the host had ended before its child could watch it
     if owner_fd is None or not _linux.become_subreaper():
         link.send(warm.encode(warm.Refused(reason="this machine has no pidfd or no subreaper")))
         os._exit(1)
@@ -181,6 +184,13 @@ class _Template:
             socket.send_fds(self._link, [warm.encode(message)], fds, socket.MSG_DONTWAIT)
         except OSError:
             return  # the host is gone, or does not listen: it takes what it does not hear as lost
+
+
+def _maker(link: socket.socket) -> int:
+    """Give the pid of the process that made a pair of sockets (unix(7), SO_PEERCRED)."""
+    size = struct.calcsize("3i")
+    pid, _, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(pid)
 
 
 def _threads_after_fork() -> int:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -252,3 +253,34 @@ def test_two_hosts_of_one_home_have_each_their_own(tmp_path: Path) -> None:
         eventually(lambda: not alive(one["template"]), "the end of the first host's template")
         assert sweep(Ledger(tmp_path)).killed == ()
         assert all(map(alive, tree))
+
+
+GONE_BEFORE = """
+import os, socket, sys
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    os.read(read, 1)  # until the host has gone
+    ours.close()
+    theirs.set_inheritable(True)
+    os.environ["RLM_TEMPLATE_FD"] = str(theirs.fileno())
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "rlm.repl"])
+"""
+
+
+def test_a_template_whose_host_has_gone_before_its_first_step_ends() -> None:
+    """Its parent is then whoever adopts orphans, and lives on."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", GONE_BEFORE], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert host.stdout is not None
+    try:
+        with host.stdout as stdout:
+            ended = select.select([stdout], [], [], 30)[0]
+            assert ended, "the template lives on"
+            assert stdout.read() == b""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(host.pid, signal.SIGKILL)
+        host.wait()
