@@ -15,6 +15,7 @@ from .. import config, paths
 from ..kernels import doctor as kernels
 from ..kernels.doctor import Finding
 from ..kernels.environment import KernelHost
+from ..kernels.skills import Skills, bundled
 from ..rpc.sockets import runtime_dir
 
 RECENT_LINES = 2_000
@@ -38,6 +39,7 @@ async def examine(host: KernelHost, app: App, *, fix: bool) -> list[Finding]:
     findings += await kernels.doctor(host, Path.cwd())
     findings += await anyio.to_thread.run_sync(lambda: list(_orphans(host.home, app, fix=fix)))
     findings += _sockets(host.environ, fix=fix)
+    findings += await anyio.to_thread.run_sync(lambda: list(_skills(host.home)))
     findings += _last_bug(host.home)
     return findings
 
@@ -72,6 +74,20 @@ def _home(home: Path) -> Iterator[Finding]:
         subject="home",
         text=f"{home}: written, synced and locked; {free.f_bavail * free.f_frsize >> 20} MiB free",
     )
+
+
+def _skills(home: Path) -> Iterator[Finding]:
+    offered = Skills(bundled=bundled(), home=home, workspace=True).offered(Path.cwd())
+    names = ", ".join(skill.name for skill in offered if skill.problem is None)
+    yield Finding(level="ok", subject="skills", text=names or "none")
+    for skill in offered:
+        if skill.problem is not None:
+            yield Finding(
+                level="warning",
+                subject="skills",
+                text=f"{skill.name} cannot be used: {skill.problem}",
+                help=f"Mend or remove {skill.path}.",
+            )
 
 
 def _orphans(home: Path, app: App, *, fix: bool) -> Iterator[Finding]:
