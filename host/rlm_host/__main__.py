@@ -6,7 +6,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run:main", "give a model a prompt and watch it work"),
     "demo": ("demo:main", "see the whole product at work on a file, without a key"),
     "serve": ("cli_host:serve", "serve several clients on a unix socket"),
-    "attach": ("cli_host:attach", "join a running host with stdin and stdout"),
+    "attach": ("cli_attach:attach", "join a running host with stdin and stdout"),
     "stop": ("cli_host:stop", "stop what sessions are doing"),
     "session": ("cli_sessions:session", "list and show sessions"),
     "models": ("cli_models:models", "list models"),
@@ -21,7 +21,7 @@ WITH_APP = {"serve", "kernel", "doctor"}
 """They need objects of a host in this process; the others are clients or work on files."""
 ON_STDIO = {"attach"}
 """Their stdin and stdout belong to the protocol."""
-USAGE = 2
+USAGE, INTERRUPTED = 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -62,6 +62,7 @@ def _command(name: str, args: list[str]) -> int:
 
         given.append(claim_stdio())
     import importlib
+    import io
     import os
     import signal
 
@@ -78,12 +79,18 @@ def _command(name: str, args: list[str]) -> int:
 
         given.append(app)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter is no error
+            stream.reconfigure(errors="backslashreplace")
     try:
         code: int = command(*given)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except KeyboardInterrupt:  # before the command had begun, or while it ended
+        sys.stderr.write(f"\nrlm-host {name}: stopped.\n")
+        return INTERRUPTED
     return code
 
 

@@ -125,8 +125,15 @@ def kernel_host(config: Config, env: Mapping[str, str], *, home: Path) -> "Kerne
         python=config.kernel_python,
         templates=_templates(config, processes),
         packages=config.kernel.packages,
+        hidden=_hidden(env, None),
         defaults=_recipe_defaults(config),
     )
+
+
+def _hidden(env: Mapping[str, str], socket: Path | None) -> tuple[Path, ...]:
+    """Give what a cell in a sandbox must not reach, wherever its workspace lies."""
+    own = (socket,) if socket is not None else ()
+    return (paths.socket_folder(env), paths.ephemeral_home(env), *own)
 
 
 def _recipe_defaults(config: Config) -> "Recipe":
@@ -217,6 +224,7 @@ class Agents:
                 python=self._config.kernel_python,
                 templates=self._templates,
                 packages=self._config.kernel.packages,
+                hidden=_hidden(self._env, self._socket),
                 defaults=_recipe_defaults(self._config),
             )
             ports, limits = SessionPorts(), self._config.children
@@ -371,9 +379,13 @@ class Loops(Lazily["LoopService"]):
 
     def _open_store(self) -> "RunStore":
         from .loops.stores.sqlite import SqliteRunStore
+        from .sessions.journal import store_error
 
         path = paths.run_store(self._home, RUN_STORE)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as why:
+            raise store_error(why, str(path.parent)) from why
         return SqliteRunStore(path)
 
     def _open_log(self) -> "DecisionLog":

@@ -51,6 +51,12 @@ def ephemeral_home(env: Mapping[str, str]) -> Path:
     return Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"rlm-{os.getuid()}"
 
 
+def socket_folder(env: Mapping[str, str]) -> Path:
+    """Give the user's folder of hosts' sockets."""
+    base = env.get("XDG_RUNTIME_DIR") or env.get("TMPDIR") or tempfile.gettempdir()
+    return Path(base) / f"rlm-{os.getuid()}"
+
+
 def _can_write(path: Path) -> bool:
     while not path.exists():
         path = path.parent

@@ -271,7 +271,11 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 class _Reader:
-    """One thread that reads the output of all commands and sees them end."""
+    """
+    Reads the output of all commands and sees them end, in one thread.
+
+    The thread ends when there is no command left: a kernel at rest can be forked.
+    """
 
     def __init__(self, runtime: _runtime.Runtime) -> None:
         self._runtime = runtime
@@ -282,13 +286,19 @@ class _Reader:
         self._ends: dict[int, BashHandle] = {}
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
+        self._starting = threading.Lock()
+        self._started = False
         runtime.execution.after_cell(_after_cell)
-        threading.Thread(target=self._run, name="rlm-bash", daemon=True).start()
 
     def add(self, handle: BashHandle) -> None:
         """Watch a command."""
-        self._added.append(handle)
-        self.wake()
+        with self._starting:
+            self._added.append(handle)
+            if self._started:
+                self.wake()
+                return
+            self._started = True
+        threading.Thread(target=self._run, name="rlm-bash", daemon=True).start()
 
     def running(self) -> list[BashHandle]:
         """Give the commands that have not ended."""
@@ -302,7 +312,7 @@ class _Reader:
             return  # it has enough to read already
 
     def _run(self) -> None:
-        while True:
+        while self._has_work():
             for fd, _ in self._poll.poll(self._patience_ms()):
                 if fd == self._wake_read:
                     os.read(fd, 4096)
@@ -310,9 +320,14 @@ class _Reader:
                     self._read(fd)
                 elif fd in self._ends:
                     self._end(fd)
-            while self._added:
-                self._register(self._added.pop())
             self._kill_overdue()
+
+    def _has_work(self) -> bool:
+        while self._added:
+            self._register(self._added.pop())
+        with self._starting:
+            self._started = bool(self._pipes or self._ends or self._added)
+            return self._started
 
     def _patience_ms(self) -> int | None:
         due = [h._kill_at for h in self._ends.values() if h._kill_at is not None]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from rlm_protocol.limits import OUTPUT_EVENT_BYTES, OUTPUT_INTERVAL_MS
+from rlm_protocol.limits import OUTPUT_EVENT_BYTES
 
 from . import _frames, _protect
 from ._cells import exact
@@ -30,8 +30,9 @@ _SPAWNS = frozenset(
     ("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 )
 
-_FLUSH_BURST_S = 16 * OUTPUT_INTERVAL_MS / 1000
-"""So many flushes in a row are shipped at once, more only as intervals pass."""
+_FLUSH_S = 0.1
+_FLUSH_BURST_S = 16 * _FLUSH_S
+"""Sixteen flushes in a row are shipped at once, then one each tenth of a second."""
 
 
 def author() -> str | None:
@@ -47,7 +48,7 @@ class Outbox:
         self._wake = wake
         self._items: deque[tuple[str, str | None, str]] = deque()
         self._chars = 0
-        self._flushed_until = 0.0  # each flush takes up an interval, ahead of time if need be
+        self._flushed_until = 0.0  # each flush takes up its time, in advance if need be
         self._lock = threading.Lock()
         self._shipper = 0
 
@@ -72,7 +73,7 @@ class Outbox:
         now = time.monotonic()
         if self._flushed_until > now + _FLUSH_BURST_S or not self._items:
             return
-        self._flushed_until = max(self._flushed_until, now) + OUTPUT_INTERVAL_MS / 1000
+        self._flushed_until = max(self._flushed_until, now) + _FLUSH_S
         if self._wire.takes_more():
             self.ship()
 
@@ -247,13 +248,14 @@ class Streams:
 
 
 def _on_spawn(hook: Callable[[], None]) -> None:
-    """Have `hook` called before any other process is started, for good."""
+    """
+    Have `hook` called before any other process is started, for good.
+
+    Every cell has two audit events: a plain function costs a third of what a bound method does.
+    """
 
     def audit(event: str, _args: object) -> None:
         if event in _SPAWNS:
             hook()
 
-    # Python looks for this at each event, two of which every cell has; not finding it costs more
-    # than the call.
-    vars(audit)["__cantrace__"] = False
     sys.addaudithook(audit)

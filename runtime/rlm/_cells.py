@@ -101,10 +101,9 @@ def _split_tree(source: str, filename: str) -> Parts:
 def awaits(parts: Parts) -> bool:
     """Tell whether a cell needs a task."""
     head, tail, _ = parts
-    return bool(
-        (tail is not None and tail.co_flags & _COROUTINE)
-        or (head is not None and head.co_flags & _COROUTINE)
-    )
+    if head is not None and head.co_flags & _COROUTINE:
+        return True
+    return tail is not None and bool(tail.co_flags & _COROUTINE)
 
 
 class Failure:
@@ -184,23 +183,22 @@ class Sources:
             linecache.cache.pop(self._kept.popitem(last=False)[0], None)
 
 
-def _references(code: Code) -> int:
-    return sys.getrefcount(code)
-
-
 def _unused() -> int:
-    """Measure what `_references` gives for code that only a tuple holds, in this Python."""
+    """Measure what `sys.getrefcount` gives, in this Python, for code that only a tuple holds."""
     held = (compile("0", "<unused>", "eval"),)
-    return next(_references(code) for code in held)
+    return next(sys.getrefcount(code) for code in held)
 
 
 _UNUSED = _unused()
 
 
 def _in_use(code: Code) -> bool:
-    if _references(code) > _UNUSED + 1:  # and this function's own parameter
+    if sys.getrefcount(code) > _UNUSED + 1:  # and this function's own parameter
         return True
-    return any(type(inner) is Code and _in_use(inner) for inner in code.co_consts)
+    for inner in code.co_consts:  # noqa: SIM110 (a generator costs as much as all the rest)
+        if type(inner) is Code and _in_use(inner):
+            return True
+    return False
 
 
 def new_main() -> types.ModuleType:

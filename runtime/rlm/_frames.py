@@ -39,6 +39,8 @@ def encode_text(text: str) -> bytes:
 
 def whole(text: str) -> str:
     """Give `text` without lone surrogates; surrogates that form a pair become their character."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

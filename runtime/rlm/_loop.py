@@ -18,21 +18,26 @@ Events = list[tuple[selectors.SelectorKey, int]]
 
 
 class Selector(selectors.DefaultSelector):
-    """What the loop waits on. Calls `before_wait` first and `serve` when requests have come."""
+    """
+    What the loop waits on.
+
+    Calls `end_turn` first, with whether the loop has nothing to do now, and `serve` when requests
+    have come.
+    """
 
     def __init__(
-        self, inbox: Inbox, serve: Callable[[], None], before_wait: Callable[[], None]
+        self, inbox: Inbox, serve: Callable[[], None], end_turn: Callable[[bool], None]
     ) -> None:
         super().__init__()
         self._inbox = inbox
         self._serve = serve
-        self._before_wait = before_wait
+        self._end_turn = end_turn
         self._epoll = select.epoll.fromfd(self.fileno()) if hasattr(select, "epoll") else None
 
     @turns_the_loop
     def select(self, timeout: float | None = None) -> Events:
         """Wait as every selector does. The inbox is served, not reported."""
-        self._before_wait()
+        self._end_turn(timeout is None or timeout > 0)
         inbox = self._inbox
         reads = inbox.reads
         if timeout is None and self._epoll is not None:  # the loop is idle: mostly it is a request
@@ -56,10 +61,10 @@ class Selector(selectors.DefaultSelector):
 
 
 def new(
-    inbox: Inbox, serve: Callable[[], None], before_wait: Callable[[], None]
+    inbox: Inbox, serve: Callable[[], None], end_turn: Callable[[bool], None]
 ) -> tuple[asyncio.SelectorEventLoop, tuple[int, ...]]:
     """Make a loop that serves the inbox, the current one of this thread; and its descriptors."""
-    selector = Selector(inbox, serve, before_wait)
+    selector = Selector(inbox, serve, end_turn)
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
     selector.register(inbox.fd, selectors.EVENT_READ, (None, None))  # the form of the loop's own

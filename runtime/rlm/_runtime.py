@@ -7,6 +7,7 @@ shutdown. The loop reads stdin itself. Requests are sorted (`_sort`) in whatever
 """
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -34,9 +35,8 @@ QUEUED_BYTES = 64 * 1024 * 1024
 _LOOP_FAILURES = 1000
 _PATIENCE_S = SHUTDOWN_S - 0.1
 """Seconds before the end of a shutdown from which on the running cell is interrupted."""
-_json = msgspec.json.Encoder().encode
 
-Urgent = k.HostReply | k.Complete | k.Inspect
+Question = k.Complete | k.Inspect
 
 
 class Runtime:
@@ -51,7 +51,8 @@ class Runtime:
         self.interrupter = Interrupter(self.targets, self._intake_aside, doorbell=doorbell)
         self._queue: deque[tuple[Serial, bytes, int]] = deque()  # with its id as JSON, its size
         self._queued_bytes = 0
-        self._urgent: deque[tuple[float, Urgent]] = deque()
+        self._replies: deque[k.HostReply] = deque()
+        self._questions: deque[tuple[float, Question]] = deque()  # since when each one waits
         self._bad: deque[str] = deque()
         self._reads_seen = 0
         self._failures = 0
@@ -63,8 +64,9 @@ class Runtime:
         self.streams = _capture.Streams(self.outbox, self.interrupter)
         self.execution = Execution(self)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks_most = 0
         self.bridge = _bridge.Bridge()
-        self.loop, loop_fds = _loop.new(self.inbox, self._readable, self._before_wait)
+        self.loop, loop_fds = _loop.new(self.inbox, self._readable, self._end_turn)
         self.loop.set_task_factory(self._make_task)
         self.interrupter.loop = self.loop
         self.interrupter.install()
@@ -103,7 +105,6 @@ class Runtime:
     def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         self._tasks.add(task)  # the loop itself keeps only weak references
-        task.add_done_callback(self._tasks.discard)
         return task
 
     def cancel_tasks(self) -> None:
@@ -118,10 +119,13 @@ class Runtime:
             self.interrupter.deliver(sys._getframe())
         self.step()
 
-    def _before_wait(self) -> None:
-        """Send what cells have asked their host in this turn of the loop, and what they printed."""
+    def _end_turn(self, idle: bool) -> None:
+        """Send what cells have asked their host in this turn; forget tasks that have ended."""
         if self.bridge.frames:
             self.wire.put(self.outbox.take() + self.bridge.take())
+        if self._tasks and (idle or len(self._tasks) > self._tasks_most):
+            self._tasks.difference_update([t for t in tuple(self._tasks) if t.done()])
+            self._tasks_most = 2 * len(self._tasks) + 64  # so that looking costs little per task
 
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
 
@@ -134,7 +138,8 @@ class Runtime:
     def _intake_aside(self) -> None:
         """Read for the loop, from a signal handler or the watch."""
         self._intake()
-        if self._queue or self._urgent or self._bad or self._closing is not None:
+        found = self._queue or self._replies or self._questions or self._bad
+        if found or self._closing is not None:
             self.loop.call_soon_threadsafe(self.step)
 
     def _sort(self, line: bytes | Refused) -> None:
@@ -149,16 +154,18 @@ class Runtime:
             return
         if isinstance(request, (k.Execute, k.Snapshot, k.Restore, k.ListNames)):
             self._enqueue(request, len(line))
+        elif isinstance(request, k.HostReply):
+            self._replies.append(request)
         elif isinstance(request, k.Interrupt):
             self.interrupter.aim(request.id)
         elif isinstance(request, k.Shutdown):
             self._close(request.id)
         else:
-            self._urgent.append((time.monotonic(), request))
+            self._questions.append((time.monotonic(), request))
             self._flusher.wake()
 
     def _enqueue(self, request: Serial, size_bytes: int) -> None:
-        json_id = _json(request.id)
+        json_id = _frames.encode_text(request.id)
         if len(json_id) > ID_BYTES:
             self._bad.append(f"an id may take {ID_BYTES} bytes")
         elif self._queued_bytes > QUEUED_BYTES:
@@ -199,33 +206,36 @@ class Runtime:
         busy = bool(self.outbox)
         if busy:
             self.outbox.ship()
-        if self._urgent and self._urgent[0][0] + INSPECT_MS / 1000 < time.monotonic():
-            self._refuse_urgent()
+        if self._questions:
+            self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
         if self._closing is not None and time.monotonic() > self._closing:
             self._leave()
-        return busy or bool(self._urgent) or self._closing is not None
+        return busy or bool(self._questions) or self._closing is not None
 
-    def _refuse_urgent(self) -> None:
+    def _refuse_questions(self, *, waiting_since: float) -> None:
         """Answer what the busy main thread cannot."""
-        kept = []
-        while self._urgent:
-            since, request = self._urgent.popleft()
-            if isinstance(request, k.HostReply):
-                kept.append((since, request))
-                continue
-            done = k.Done(id=request.id, status="error", nonce=self.nonce, reason=KernelBusy.kind)
+        while question := self._next_question(waiting_since):
+            done = k.Done(id=question.id, status="error", nonce=self.nonce, reason=KernelBusy.kind)
             self.wire.put(_frames.done(done))
-        self._urgent.extendleft(reversed(kept))
+
+    def _next_question(self, waiting_since: float = math.inf) -> Question | None:
+        """Take the first question that has waited since then; of two threads, one gets it."""
+        try:
+            first = self._questions.popleft()
+        except IndexError:
+            return None
+        if first[0] <= waiting_since:
+            return first[1]
+        self._questions.appendleft(first)
+        return None
 
     # --- serving: on the loop only ----------------------------------------------------------------
 
     def step(self) -> None:
         """Serve what has come, until there is nothing or a cell awaits."""
         while True:
-            while self._bad:
-                self.wire.put(_frames.error(None, "ProtocolError", self._bad.popleft(), []))
-            while self._urgent:
-                self._serve_urgent(self._urgent.popleft()[1])
+            if self._bad or self._replies or self._questions:
+                self._serve_at_once()
             if self._closing is not None:
                 self._end_if_free()
                 return
@@ -236,13 +246,20 @@ class Runtime:
             self._watch.wake()
             self.execution.begin(request, json_id)
 
-    def _serve_urgent(self, request: Urgent) -> None:
-        if isinstance(request, k.HostReply):
-            self.bridge.reply(request.id, request.data)
-            return
+    def _serve_at_once(self) -> None:
+        """Serve what does not wait its turn."""
+        while self._bad:
+            self.wire.put(_frames.error(None, "ProtocolError", self._bad.popleft(), []))
+        while self._replies:
+            reply = self._replies.popleft()
+            self.bridge.reply(reply.id, reply.data)
+        while self._questions and (question := self._next_question()):
+            self._answer(question)
+
+    def _answer(self, question: Question) -> None:
         from . import _inspect
 
-        done = _inspect.answer(request, self.namespace)
+        done = _inspect.answer(question, self.namespace)
         self.wire.put(_frames.done(msgspec.structs.replace(done, nonce=self.nonce)))
 
     # --- branches ---------------------------------------------------------------------------------

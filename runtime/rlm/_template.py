@@ -13,6 +13,7 @@ import importlib
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -96,6 +97,8 @@ class _Template:
             with contextlib.suppress(ImportError):
                 importlib.import_module("rlm._build")  # a checkout has none
             Page()  # loads what it is made of
+            sys.stdout.flush()  # what a module has printed is not for every kernel to say again
+            sys.stderr.flush()
         except BaseException as why:  # whatever a foreign module raises: it is not for this process
             self._refuse(f"{type(why).__name__} while modules were loaded: {why}")
         if (threads := _threads_after_fork()) != 1:

@@ -4,11 +4,14 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_invariant_names_a_test_that_exists() -> None:
-    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", (ROOT / "docs/architecture.md").read_text())
+@pytest.mark.parametrize("page", ["architecture.md", "loops.md"])
+def test_every_promise_names_a_test_that_exists(page: str) -> None:
+    named = re.findall(r"`(tests/\S+\.py)::(\w+)`", (ROOT / "docs" / page).read_text())
     assert named
     for file, test in named:
         tree = ast.parse((ROOT / file).read_text())

@@ -48,6 +48,12 @@ def measure(report: b.Report, rounds: int) -> None:
                     peer.timed("1+1")
                 pair.append(peer.cpu_s() - before)
             used.append(pair)
+        with b.Lines(b.RUNTIME, RLM_CONTROL="in-band") as far:
+            pairs = [
+                [b.median([at.timed("1+1") for _ in range(100)]) for at in (far, ours)]
+                for _ in range(rounds)
+            ]
+        report.beside("1+1, control in-band", *zip(*pairs, strict=True))
         report.ratio("CPU of 1+1", [u[0] for u in used], [u[1] for u in used], 2.0)
 
 

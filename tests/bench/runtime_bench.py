@@ -1,6 +1,8 @@
 """What the runtime's benchmarks share: processes side by side, medians of rounds, one table per row."""
 
 import argparse
+import compileall
+import importlib.util
 import json
 import os
 import statistics
@@ -185,12 +187,22 @@ class Report:
         print(line.rstrip(), flush=True)
 
 
+def compile_packages() -> None:
+    """Compile what is measured to bytecode, as an installer does; a checkout may have stale files."""
+    for name in ("rlm", "rlm_protocol"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        for folder in spec.submodule_search_locations or ():
+            compileall.compile_dir(folder, quiet=1)
+
+
 def main(row: str, measure: Callable[[Report, int], None], *, rounds: int, short: int) -> None:
     """Run one benchmark: `--short` for fewer rounds, `--json FILE` to keep the numbers."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--json")
     options = parser.parse_args()
+    compile_packages()
     report = Report(row)
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
     measure(report, short if options.short else rounds)

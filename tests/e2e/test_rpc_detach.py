@@ -391,12 +391,13 @@ async def test_a_kept_host_obeys_ctrl_c_as_well(tmp_path: Path) -> None:
         assert await ends(owned, SOON_S) == 130
 
 
-async def test_attach_joins_a_kept_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["socket", "session"])
+async def test_attach_joins_a_kept_host(tmp_path: Path, by: str) -> None:
     with owner(tmp_path, "keep") as owned:
         hang_up(owned)
         await has_let_go(owned)
-        command = (*OURS, "attach", "--socket", str(owned.socket))
-        env = host_env(tmp_path)
+        place = str(owned.socket) if by == "socket" else owned.id
+        command, env = (*OURS, "attach", f"--{by}", place), host_env(tmp_path)
         with Host(command, deadline_s=DEADLINE_S, home=tmp_path / "rlm", env=env) as bridge:
             bridge.initialize()
             assert bridge.result("host/status")["pid"] == owned.host.pid

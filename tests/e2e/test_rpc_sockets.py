@@ -210,6 +210,28 @@ async def test_a_session_of_another_host_is_found_through_its_socket(tmp_path: P
             assert (await joined.request("session/resume", about))["session"]["id"] == session["id"]
 
 
+async def test_attach_follows_a_session_to_whoever_owns_it(tmp_path: Path) -> None:
+    env = cli_env(tmp_path)
+    async with spawned(tmp_path, XDG_RUNTIME_DIR=env["XDG_RUNTIME_DIR"]) as owner:
+        session_id = (await owner.client.session.create(cwd=str(tmp_path))).session.id
+        attach = [*COMMAND, "attach", "--start", "--stdio", f"--session={session_id}"]
+        async with HostClient.spawn(command=attach, env=env) as joined:
+            assert (await joined.host.status()).pid == owner.client.pid
+            assert (await joined.resume(session_id)).session.id == session_id
+        os.kill(owner.client.pid, signal.SIGKILL)
+        with pytest.raises(HostLost):
+            await owner.client.host.status()
+    # Its owner is dead, and has not taken its record away: the user's host takes the session up.
+    async with HostClient.spawn(command=attach, env=env) as joined:
+        pid = (await joined.host.status()).pid
+        try:
+            assert pid != owner.client.pid
+            assert (await joined.resume(session_id)).session.id == session_id
+        finally:
+            os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: processes_of(tmp_path / "rlm") == [], what="the host is gone")
+
+
 async def test_stop_stops_the_work_of_the_users_host(tmp_path: Path) -> None:
     env = cli_env(tmp_path)
     attach = [*COMMAND, "attach", "--start"]

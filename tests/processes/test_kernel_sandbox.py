@@ -16,7 +16,7 @@ from rlm_host.kernels.doctor import kernel_path
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.kernels.sandbox import View, arguments, interpreter_folders
 from rlm_protocol.errors import KernelUnavailable
-from support.processes import KernelBench, Run, my_children, until
+from support.processes import KernelBench, Run, in_time, my_children, until
 from support.sandboxes import need_sandbox
 
 pytestmark = pytest.mark.anyio
@@ -170,7 +170,10 @@ async def test_a_killed_sandbox_is_revived_from_its_snapshot(run: Run) -> None:
     await run("import subprocess; kept = 7; _ = subprocess.Popen(['sleep', '3600'])")
     assert "kept" in (await run.kernel.snapshot()).saved
     run.kernel.kill()
-    await until(lambda: run.kernel.status is KernelStatus.ABSENT and not my_children())
+    await until(
+        lambda: run.kernel.status is KernelStatus.ABSENT and not my_children(),
+        "the end of the sandbox",
+    )
     got = await run("kept")
     assert (got.result, got.revival.reason) == ("7", "killed")
 
@@ -197,6 +200,25 @@ async def test_a_home_inside_the_workspace_is_hidden(tmp_path: Path) -> None:
         assert seen == (["overlays", "session-artifacts"], False)
         await run("open(os.environ['RLM_SESSION_DIR'] + '/x', 'w').close()")
         assert (session_dir / "x").exists()
+
+
+def listen(server: socket.socket, path: Path) -> None:
+    server.bind(os.path.relpath(path))  # a socket's path must be short
+    server.listen()
+
+
+async def test_a_hosts_socket_inside_the_workspace_is_hidden(bench: KernelBench) -> None:
+    """Who attaches to the host can have a session without a sandbox."""
+    need_sandbox()
+    folder, named = bench.cwd / "rlm-0", bench.cwd / "named.sock"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+        for server, path in ((one, folder / "host.sock"), (two, named)):
+            listen(server, path)
+        run = Run(await bench.kernel(recipe=INSIDE, host=bench.host(hidden=(folder, named))))
+        assert await value(run, "import os; os.listdir('rlm-0')") == []
+        attach = "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('named.sock')"
+        assert (await run(attach)).error.ename == "ConnectionRefusedError"
 
 
 async def test_a_workspace_that_is_reached_by_a_link_is_there_by_both_names(
@@ -332,3 +354,9 @@ async def test_a_childs_folder_that_is_a_link_leads_nowhere(
     with pytest.raises(KernelUnavailable, match="sub-1"):
         await Run(await bench.kernel(recipe=INSIDE, session_dir=bench.session_dir / "sub-1"))("1")
     assert not list(outside.iterdir())
+
+
+async def test_a_kernel_that_rests_is_let_go_and_comes_back_inside(run: Run) -> None:
+    await run("x = 1")
+    assert await in_time(run.kernel.unload())
+    assert await value(run, "x") == 1

@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from rlm_host.kernels.cell import KernelStatus
+from rlm_host.kernels.cell import KernelStatus, SnapshotReport
 from support.processes import KernelBench, Run, in_time, my_children, until
 
 pytestmark = pytest.mark.anyio
+TASKS_END = "[t.cancel() for t in asyncio.all_tasks(asyncio.get_event_loop())]; None"
+PROCESSES_END = """
+import os, signal
+for parent in (os.getpid(), os.getppid()):
+    for task in os.listdir(f"/proc/{parent}/task"):
+        for pid in map(int, open(f"/proc/{parent}/task/{task}/children").read().split()):
+            if pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -46,21 +55,17 @@ async def test_a_kernel_that_rests_is_ended_and_comes_back_with_its_names(
             "threading.Thread(target=e.wait).start()))(threading.Event())",
             "stop(); del stop",
         ),
-        ("import asyncio\nasyncio.ensure_future(asyncio.sleep(3600)); None", "TASKS"),
-        ("import subprocess\nsubprocess.Popen(['sleep', '3600']).pid", "KILL"),
-        ("h = bash('sleep 3600'); del h", "KILL"),
+        ("import asyncio\nasyncio.ensure_future(asyncio.sleep(3600)); None", TASKS_END),
+        ("import subprocess\nsubprocess.Popen(['sleep', '3600']).pid", PROCESSES_END),
+        ("h = bash('sleep 3600'); del h", PROCESSES_END),
+        ("import subprocess\nsubprocess.run(['sh', '-c', 'sleep 3600 &']); None", PROCESSES_END),
         ("lock = (n for n in [1])", "del lock"),
     ],
-    ids=["thread", "task", "process", "bash", "name that cannot be saved"],
+    ids=["thread", "task", "process", "bash", "orphan", "name that cannot be saved"],
 )
 async def test_a_kernel_in_which_something_goes_on_stays(
     bench: KernelBench, begins: str, ends: str
 ) -> None:
-    ends = {
-        "KILL": "import os, signal\nfor p in map(int, open(f'/proc/{os.getpid()}/task/"
-        "{os.getpid()}/children').read().split()): os.kill(p, signal.SIGKILL)",
-        "TASKS": "[t.cancel() for t in asyncio.all_tasks(asyncio.get_event_loop())]; None",
-    }.get(ends, ends)
     run = Run(await bench.kernel())
     await run("kept = 1")
     assert (await run(begins)).status == "ok"
@@ -70,6 +75,32 @@ async def test_a_kernel_in_which_something_goes_on_stays(
     assert run.kernel.pid == pid
     assert (await run(ends)).status == "ok", run.text
     assert await in_time(_until_unloaded(run))
+
+
+async def test_a_kernel_that_stays_is_not_saved_again_and_again(bench: KernelBench) -> None:
+    saved: list[SnapshotReport] = []
+
+    async def on_saved(report: SnapshotReport) -> None:
+        saved.append(report)
+
+    run = Run(await bench.kernel(on_saved=on_saved))
+    await run("lock = (n for n in [1])")
+    for _ in range(3):
+        assert not await in_time(run.kernel.unload())
+    assert len(saved) == 1
+    assert (await run("x = 1; del lock; 1 / 0")).status == "error"
+    assert await in_time(run.kernel.unload())
+    assert len(saved) == 2
+    assert (await run("x")).result == "1"
+
+
+async def test_a_namespace_that_was_given_up_does_not_come_back(bench: KernelBench) -> None:
+    run = Run(await bench.kernel())
+    await run("x = 1")
+    await in_time(run.kernel.snapshot())
+    await in_time(run.kernel.restart(restore=False))
+    assert await in_time(run.kernel.unload())
+    assert (await run("x")).error.ename == "NameError"
 
 
 async def test_a_kernel_that_keeps_no_snapshot_stays(bench: KernelBench) -> None:

@@ -192,14 +192,25 @@ async def test_an_early_module_may_leave_no_thread(tmp_path: Path, bench: WarmBe
     assert origin(kernel) == os.getpid()
 
 
-async def test_early_modules_are_there(tmp_path: Path, bench: WarmBench) -> None:
-    bench.templates.preload = ("colorsys",)
-    kernel = await bench.kernel(host=bench.host())
-    assert await ask(kernel, "import sys; 'colorsys' in sys.modules") is False
+async def test_early_modules_are_there_and_what_they_print_is_nobodys(
+    tmp_path: Path, bench: WarmBench
+) -> None:
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "chatty.py").write_text("print('chatter')\n")
+    bench.templates.preload = ("chatty",)
+    recipe = Recipe(env={"PYTHONPATH": str(early)})
+    kernel = await bench.kernel(host=bench.host(), recipe=recipe)
+    loaded = "import sys; 'chatty' in sys.modules"
+    assert await ask(kernel, loaded) is False
     template = await bench.spare()
     kernel.kill()
-    assert await ask(kernel, "import sys; 'colorsys' in sys.modules") is True
+    assert await ask(kernel, loaded) is True
     assert origin(kernel) == template
+    run = Run(kernel)
+    assert (await run("import gc; _ = gc.collect()")).status == "ok"
+    assert run.text == ""
+    assert bench.background == []
 
 
 async def test_what_early_modules_have_drawn_is_drawn_anew(

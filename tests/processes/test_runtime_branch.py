@@ -81,6 +81,18 @@ def test_a_branch_branches_and_all_end_with_the_origin() -> None:
     second.close()
 
 
+def test_commands_that_have_ended_leave_no_thread() -> None:
+    with Runtime() as origin:
+        bash = "from rlm import bash\nr = await bash('echo {}')\nr.output"
+        assert origin.value(bash.format(1)) == "1\n"
+        names = "import threading; [t.name for t in threading.enumerate()]"
+        eventually(lambda: "rlm-bash" not in origin.value(names), "the end of the reader")
+        branch = Branch(origin)
+        for runtime, number in ((origin, 2), (branch, 3), (branch, 4)):
+            assert runtime.value(bash.format(number)) == f"{number}\n"
+        branch.end()
+
+
 def test_no_branch_while_a_thread_of_a_cell_runs() -> None:
     with Runtime() as origin:
         origin.run("import threading; e = threading.Event(); t = threading.Thread(target=e.wait)")

@@ -156,9 +156,11 @@ def test_raw_bytes_between_cells_belong_to_nobody(runtime: Runtime, tmp_path: Pa
 
 
 def test_one_hundred_thousand_lines_come_in_few_events(runtime: Runtime) -> None:
+    began = time.monotonic()
     got = runtime.run("for i in range(100_000): print(i, flush=True)")
+    took_s = time.monotonic() - began
     assert got.text() == "".join(f"{i}\n" for i in range(100_000))
-    assert len(got) < 200
+    assert len(got) < 100 + 100 * took_s  # one each 10 ms, however slow the machine
 
 
 def test_ten_megabytes_in_one_print(runtime: Runtime) -> None:

@@ -3,14 +3,13 @@
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlm_host.client import HostClient
 from rlm_protocol.limits import ATTACHMENT_SOFT_BYTES
-from support.cli import DEADLINE_S, end, serve
+from support.cli import DEADLINE_S, serving
 from support.fake_client import FakeClient, attached
 from support.raw_host import INITIALIZE, frame, notification, request
 
@@ -32,16 +31,6 @@ NOISE_S = 0.02
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "s.sock"
-    process = serve(tmp_path, path)
-    try:
-        yield path
-    finally:
-        end(process)
 
 
 async def p99_s(client: HostClient) -> float:
@@ -80,10 +69,16 @@ async def until_stalled(other: FakeClient) -> None:
 
 
 async def test_others_are_answered_and_cancelled_as_if_it_were_not_there(
-    served: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    with serving(tmp_path) as served:
+        await compare(served, tmp_path)
+
+
+async def compare(served: Path, folder: Path) -> None:
+    """Measure a client beside one that has stalled, and then alone."""
     async with attached(served) as other:
-        params = {"cwd": str(tmp_path), "model": "scripted/echo"}
+        params = {"cwd": str(folder), "model": "scripted/echo"}
         mine = (await other.request("session/create", params))["session"]["id"]
         flooded = (await other.request("session/create", params))["session"]["id"]
         await other.request("session/detach", {"sessionId": flooded})

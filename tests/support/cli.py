@@ -1,5 +1,6 @@
 """Runs `rlm-host` commands as a person does: a process, its output, its exit code."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from support.fake_client import host_env
@@ -67,6 +68,17 @@ def serve(tmp_path: Path, socket: Path) -> "subprocess.Popen[str]":
     assert process.stderr is not None
     assert "serves on" in process.stderr.readline()
     return process
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path) -> Iterator[Path]:
+    """Own a host for the length of the block; give the socket on which it serves."""
+    path = tmp_path / "s.sock"
+    process = serve(tmp_path, path)
+    try:
+        yield path
+    finally:
+        end(process)
 
 
 def end(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

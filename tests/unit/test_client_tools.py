@@ -30,7 +30,7 @@ from rlm_protocol.errors import (
 )
 from rlm_protocol.item import Notice, ToolCall
 from rlm_protocol.limits import OUTPUT_INLINE_BYTES, TOOL_CALL_MS, TOOL_RESULT_BYTES
-from rlm_protocol.session import Approvals, ClientTool, SessionOptions
+from rlm_protocol.session import Approvals, Budget, ClientTool, SessionOptions
 from rlm_protocol.tool import documentation, signature
 from support.journals import FaultyFiles
 from support.processes import FakeClock
@@ -415,6 +415,7 @@ async def test_every_option_is_journaled_read_and_kept(tmp_path: Path) -> None:
         "on_detach": "keep",
         "labels": {"a": "1"},
         "instructions": "Be brief.",
+        "budget": Budget(tokens=1000, usd=0.5),
     }
     async with tool_bench(tmp_path) as b:
         actor = await b.create()

@@ -1,7 +1,9 @@
 """Sessions of a home: created once, found, listed, forked, owned, and recovered after a crash."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -469,7 +471,19 @@ async def test_the_list_is_paged_searched_and_survives_a_lost_index(tmp_path: Pa
         )
         await b.store.create(SessionCreateParams(cwd=str(tmp_path)), parent=child)
 
-    for spoil in (lambda: None, index.unlink, lambda: index.write_bytes(b"rubbish" * 1000)):
+    def of_a_newer_version() -> None:
+        with contextlib.closing(sqlite3.connect(index)) as connection:
+            connection.executescript("drop table session; pragma user_version = 99;")
+
+    def unwritable() -> None:  # as everything is in a home that can only be read
+        for file in index.parent.glob("index.sqlite3*"):
+            file.unlink()
+        index.mkdir()
+
+    def rubbish() -> None:
+        index.write_bytes(b"rubbish" * 1000)
+
+    for spoil in (lambda: None, index.unlink, rubbish, of_a_newer_version, unwritable):
         spoil()
         async with bench(tmp_path) as b:
             got, cursor = [], None

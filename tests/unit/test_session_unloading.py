@@ -53,6 +53,18 @@ async def test_what_nobody_uses_goes_and_comes_back_as_it_was(b: Bench, clock: F
     assert (await again.execute_cell("value 1")).result == "1"
 
 
+async def test_the_record_of_the_last_snapshot_is_no_use(b: Bench, clock: FakeClock) -> None:
+    actor = await b.create()
+
+    async def unload() -> bool:
+        await actor.append(r.SnapshotTaken(item_id=None, saved=1, skipped=(), size_bytes=1))
+        return True
+
+    b.kernels[0].unload = unload  # type: ignore[method-assign]
+    await looked(b, clock)
+    assert b.store.loaded() == ()
+
+
 async def test_use_puts_it_off(b: Bench, clock: FakeClock) -> None:
     actor = await b.create()
     for _ in range(5):

@@ -3,22 +3,19 @@
 import argparse
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
-import anyio
-from rich.console import Console
 from rich.text import Text
-
-from rlm_protocol.errors import RlmError
 
 from .. import config, paths
 from ..kernels import doctor as kernels
 from ..kernels.doctor import Finding
 from ..kernels.environment import KernelHost
-from .cli_client import INTERRUPTED
+from .cli_client import exit_code
+from .console import Console
 from .doctor import App, examine
-from .launch import say_error
 
 MARKS = {"ok": ("ok", "green"), "note": ("note", "dim"), "warning": ("warning", "yellow")}
 KEPT = "What was there is unchanged."
@@ -86,16 +83,11 @@ def _with_kernels(
     program: str,
     config_file: Path | None,
     app: App,
-    work: Callable[[KernelHost], Awaitable[int]],
+    work: Callable[[KernelHost], Coroutine[Any, Any, int]],
 ) -> int:
-    try:
+    async def main() -> int:
         env = dict(os.environ)
         home = paths.rlm_home(env)
-        host = app.kernel_host(config.load(home, config_file), env, home=home)
-        return anyio.run(work, host)
-    except (RlmError, OSError) as why:
-        say_error(program, why, KEPT)
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{program}: stopped. {KEPT}\n")
-        return INTERRUPTED
+        return await work(app.kernel_host(config.load(home, config_file), env, home=home))
+
+    return exit_code(program, main(), kept=lambda: KEPT)

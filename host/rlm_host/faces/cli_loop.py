@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from rlm_protocol.errors import ConfigInvalid, HostLost
@@ -18,6 +17,7 @@ from ..loops.stores.open import FORMS
 from . import cli_loop_file, cli_loop_read, cli_loop_store
 from .cli_client import print_json, with_host
 from .cli_loop_store import PROGRAM
+from .console import Console
 from .loop_view import generation_line, head_line
 
 CONTROLS = {
@@ -75,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument(
         "--status", choices=("running", "paused", "completed", "cancelled", "failed")
     )
-    listing.add_argument("--limit", type=int, default=50)
+    listing.add_argument("--limit", type=_count, default=50, metavar="N")
+    for scope in ("tenant", "workspace"):
+        listing.add_argument(f"--{scope}", metavar="NAME", help=f"of this {scope} alone")
     showing = commands.add_parser("show", help="a run's head")
     reporting = commands.add_parser("report", help="a run's generations")
     watching = commands.add_parser("watch", help="look on, whoever works on the run")
@@ -117,6 +119,12 @@ def _seconds(text: str) -> float:
 
 def _days(text: str) -> float:
     return _between(text, 0, 36_500)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 1000")
+    return int(text)
 
 
 def _between(text: str, low: float, high: float) -> float:

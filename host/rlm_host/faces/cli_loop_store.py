@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from rich.console import Console
 
 from rlm_protocol import loop as wire
 from rlm_protocol.errors import RlmError
@@ -22,6 +21,7 @@ from ..loops.stores.open import open_runs, open_store
 from ..loops.submission import fork_run
 from ..loops.wire import report_of, run_of
 from .cli_client import INTERRUPTED, print_json
+from .console import Console
 from .launch import say_error
 from .loop_view import head_line
 
@@ -57,7 +57,7 @@ class StoreRuns:
         store, run_id = self._store, params.get("runId", "")
         match method:
             case "loop/list":
-                page = store.list(status=params["status"], limit=params["limit"])
+                page = store.list(**params)
                 runs = tuple(map(run_of, page.runs))
                 return wire.LoopListResult(runs=runs, next_cursor=page.cursor)
             case "loop/snapshot":

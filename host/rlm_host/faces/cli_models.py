@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from rlm_protocol.errors import AuthRequired, RlmError
 from .. import config, paths
 from ..client import HostClient
 from .cli_client import INTERRUPTED, print_json, with_host
+from .console import Console
 from .launch import say_error
 
 

@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..client import HostClient
 from .cli_client import print_json, when, with_host
+from .console import Console
 from .session_tree import session_tree
 from .terminal import TerminalView
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import anyio
 import msgspec
-from rich.console import Console
 
 from rlm_host.client import HostClient
 from rlm_protocol.errors import HostLost, RlmError
 
 from ..models.scripted_demo import PARTS, root_prompt
 from . import interruptible
+from .console import Console
 from .demo_step import GENERATIONS
 from .demo_view import DemoView
 

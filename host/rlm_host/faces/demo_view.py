@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from .console import Console
 from .session_tree import session_tree
 
 PLOT_WIDTH = 16

@@ -1,4 +1,4 @@
-"""What a doctor looks at besides kernels: home, locks, orphans, sockets, the last bug."""
+"""What a doctor looks at besides kernels: home, orphans, sockets, sessions, stores, last bug."""
 
 import fcntl
 import os
@@ -17,6 +17,7 @@ from ..kernels.doctor import Finding
 from ..kernels.environment import KernelHost
 from ..kernels.skills import Skills, bundled
 from ..rpc.sockets import runtime_dir
+from .doctor_stores import serves, sessions, stores
 
 RECENT_LINES = 2_000
 
@@ -40,16 +41,17 @@ async def examine(host: KernelHost, app: App, *, fix: bool) -> list[Finding]:
     findings += await anyio.to_thread.run_sync(lambda: list(_orphans(host.home, app, fix=fix)))
     findings += _sockets(host.environ, fix=fix)
     findings += await anyio.to_thread.run_sync(lambda: list(_skills(host.home)))
+    findings += await anyio.to_thread.run_sync(lambda: [*sessions(host.home), *stores(host.home)])
     findings += _last_bug(host.home)
     return findings
 
 
 def _home(home: Path) -> Iterator[Finding]:
     if not home.exists():
-        yield Finding(level="note", subject="home", text=f"{home} is made by the first session")
+        yield _home_to_be(home)
         return
     mode = home.stat().st_mode & 0o777
-    if mode & 0o077:
+    if mode & 0o077 and home.is_dir():
         yield Finding(
             level="warning",
             subject="home",
@@ -88,6 +90,20 @@ def _skills(home: Path) -> Iterator[Finding]:
                 text=f"{skill.name} cannot be used: {skill.problem}",
                 help=f"Mend or remove {skill.path}.",
             )
+def _home_to_be(home: Path) -> Finding:
+    nearest = next(folder for folder in home.parents if folder.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=nearest):
+            return Finding(
+                level="note", subject="home", text=f"{home} is made by the first session"
+            )
+    except OSError as why:
+        return Finding(
+            level="error",
+            subject="home",
+            text=f"{home} cannot be made: {why.strerror}",
+            help="Name another folder in RLM_HOME, on a local disk.",
+        )
 
 
 def _orphans(home: Path, app: App, *, fix: bool) -> Iterator[Finding]:
@@ -141,19 +157,7 @@ def _sorted_sockets(folder: Path) -> tuple[list[Path], list[Path]]:
     living: list[Path] = []
     dead: list[Path] = []
     for path in sorted(folder.glob("*.sock")):
-        lock = path.with_name(f"{path.name}.lock")
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            dead.append(path)
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            dead.append(path)
-        except BlockingIOError:
-            living.append(path)
-        finally:
-            os.close(fd)
+        (living if serves(path) else dead).append(path)
     return living, dead
 
 

@@ -58,7 +58,9 @@ async def _stoppable(main: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def say_stopped(command: str, stopped: Stopped) -> int:
+def say_stopped(
+    command: str, stopped: Stopped, kept: str = "What was acknowledged is kept."
+) -> int:
     """Tell a person in one line; give the exit code."""
-    sys.stderr.write(f"\n{command}: stopped by {stopped}. What was acknowledged is kept.\n")
+    sys.stderr.write(f"\n{command}: stopped by {stopped}. {kept}\n")
     return stopped.exit_code

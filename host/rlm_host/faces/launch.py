@@ -10,7 +10,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from rlm_protocol.errors import RlmError
+from rlm_protocol.errors import InternalError, RlmError
 
 from .. import config, log, paths
 from ..rpc.context import Handlers
@@ -99,4 +99,6 @@ def say_error(program: str, error: RlmError | OSError, kept: str) -> None:
     """Tell a person, in one line, what happened and what was kept."""
     kind = f" [{error.kind}]" if isinstance(error, RlmError) else ""
     what = error.message if isinstance(error, RlmError) else str(error)
+    if isinstance(error, InternalError):
+        what += f" Token: {error.data.get('token')}."
     sys.stderr.write(f"{program}:{kind} {what} {kept}\n")

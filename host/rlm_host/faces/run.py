@@ -3,23 +3,21 @@
 import argparse
 import asyncio
 import json
-import signal
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from rlm_protocol.errors import RlmError
 
-from ..client import HostClient
-from .launch import say_error
+from ..client import HostClient, Subscription
+from .cli_client import exit_code
+from .console import Console
 from .terminal import TerminalView
 
-INTERRUPTED = 130
 STOP_S = 0.8
-"""After Ctrl-C, how long the turn may take to end by itself; then the host is ended."""
+"""After a signal, how long the turn may take to end by itself; then the host is ended."""
 
 
 class Watched:
@@ -41,16 +39,13 @@ class Watched:
 
 
 async def run(
-    options: argparse.Namespace,
-    prompt: str,
-    view: TerminalView | None,
-    interrupted: asyncio.Event,
-    watched: Watched,
+    options: argparse.Namespace, prompt: str, view: TerminalView | None, watched: Watched
 ) -> None:
     """
-    Start a host, give it the prompt, watch until the session is quiet or Ctrl-C; fill `watched`.
+    Start a host, give it the prompt, watch until the session is quiet; fill `watched`.
 
-    Without a view every notification is a JSON line on stdout.
+    Without a view every notification is a JSON line on stdout. When it is cancelled the session is
+    stopped in order.
 
     Raises:
         RlmError: the host or one of its answers; what was acknowledged is in the journal.
@@ -72,14 +67,12 @@ async def run(
             )
             watched.turn_id = started["turnId"]
             watching = asyncio.ensure_future(_watch(events, watched, view))
-            stopping = asyncio.ensure_future(interrupted.wait())
-            await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if stopping.done():
+            try:
+                await asyncio.shield(watching)
+            except asyncio.CancelledError:
                 await _stop(client, session_id, watching)
-            else:
-                stopping.cancel()
-                await watching
-                watched.usage = await client.request("usage/read", {"sessionId": session_id})
+                raise
+            watched.usage = await client.request("usage/read", {"sessionId": session_id})
 
 
 def _recipe(options: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +86,7 @@ def _recipe(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-async def _watch(events: Any, watched: Watched, view: TerminalView | None) -> None:
+async def _watch(events: Subscription, watched: Watched, view: TerminalView | None) -> None:
     ended = False
     async for event in events:
         params = event.params
@@ -122,7 +115,7 @@ async def _stop(client: HostClient, session_id: str, watching: "asyncio.Future[N
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; 0 when the turn completed, 1 when it failed, 130 after Ctrl-C."""
+    """Run the command; 0 when the turn completed, 1 when it failed, 128 + n when signal n came."""
     parser = argparse.ArgumentParser(prog="rlm-host run", description=__doc__)
     parser.add_argument("prompt", help="what to do; - reads it from stdin")
     parser.add_argument("--model", required=True, metavar="PROVIDER/MODEL")
@@ -136,33 +129,28 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, metavar="FILE", help="instead of config.toml")
     parser.add_argument("--json", action="store_true", help="print notifications as JSON lines")
     options = parser.parse_args(argv)
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    given = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt)
+    prompt = given.decode("utf-8", "replace")  # whatever the terminal's encoding is
     if not options.cwd.is_dir():
         parser.error(f"{options.cwd} is not a folder")
     view = None if options.json else TerminalView(Console())
     watched = Watched()
-    try:
-        return asyncio.run(_main(options, prompt, view, watched))
-    except (RlmError, OSError) as why:
-        if view is not None:
-            view.close()
-        say_error("rlm-host run", why, watched.kept)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    work = _main(options, prompt, view, watched)
+    return exit_code("rlm-host run", work, kept=lambda: watched.kept)
 
 
 async def _main(
     options: argparse.Namespace, prompt: str, view: TerminalView | None, watched: Watched
 ) -> int:
-    interrupted = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    await run(options, prompt, view, interrupted, watched)
-    if interrupted.is_set():
+    try:
+        await run(options, prompt, view, watched)
+    finally:
         if view is not None:
             view.close()
-        sys.stderr.write(f"rlm-host run: stopped. {watched.kept}\n")
-        return INTERRUPTED
+    return _say_end(view, watched)
+
+
+def _say_end(view: TerminalView | None, watched: Watched) -> int:
     if view is None:
         last = {
             "sessionId": watched.session["id"],
@@ -174,7 +162,6 @@ async def _main(
         }
         sys.stdout.write(json.dumps(last) + "\n")
     else:
-        view.close()
         if watched.error is not None:
             view.problem(watched.error)
         view.summary(watched.usage, watched.session)

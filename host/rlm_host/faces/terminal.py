@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status
 from rich.syntax import Syntax
 from rich.text import Text
+
+from .console import Console
 
 RESULT_CHARS = 2_000
 OUTPUT_LINES = 20

@@ -66,6 +66,7 @@ async def install(host: KernelHost, cwd: Path, python: str | None = None) -> Pat
         environ=host.environ,
         processes=host.processes,
         clock=host.clock,
+        trusted=host.defaults.sandbox is None,
     )
 
 

@@ -47,6 +47,8 @@ class KernelHost(msgspec.Struct, frozen=True, kw_only=True):
     """Requirements of managed environments besides the runtime (setting `kernel.packages`)."""
     snapshot_after_ms: int = 1_500
     """Quiet time after a cell until the namespace is saved."""
+    hidden: tuple[Path, ...] = ()
+    """What no sandbox shows, besides `home`."""
     defaults: Recipe = Recipe()
     """The user's settings, for what a session's recipe leaves open."""
     interpreters: Interpreters = msgspec.field(default_factory=Interpreters)
@@ -123,6 +125,7 @@ async def resolve(
         bubblewrap = await host.bubblewrap.find(host.environ, session.cwd, host.processes)
         view = View(
             home=host.home,
+            hidden=host.hidden,
             user_home=Path(variables["HOME"]) if "HOME" in variables else None,
             workspace=session.cwd,
             readable=(

@@ -38,7 +38,7 @@ MISSING = (
 )
 FORBIDDEN = (
     "This session's kernel must run in a sandbox, and this system lets bubblewrap make none: allow "
-    " user namespaces (sysctl kernel.unprivileged_userns_clone=1, or "
+    "user namespaces (sysctl kernel.unprivileged_userns_clone=1, or "
     "kernel.apparmor_restrict_unprivileged_userns=0). Nothing was run without it."
 )
 
@@ -48,6 +48,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     home: Path
     """RLM_HOME. Nothing of it is visible but what is named below."""
+    hidden: tuple[Path, ...] = ()
+    """What else must not be seen: a cell that reaches a host's socket is outside."""
     user_home: Path | None
     """Private and empty inside."""
     workspace: Path
@@ -112,10 +114,7 @@ def arguments(view: View) -> tuple[str, ...]:
     if view.user_home is not None and not _holds_system(view.user_home):
         words += ["--tmpfs", str(view.user_home)]
     words += _mounts(first)
-    # Where a folder that is shown contains RLM_HOME, it gets an empty one in its place.
-    visible = [*map(Path, SYSTEM), *(folder for _, folder in first)]
-    for place in dict.fromkeys(_hidden(view, visible)):
-        words += ["--tmpfs", str(place)]
+    words += _covers(view, [*map(Path, SYSTEM), *(folder for _, folder in first)])
     words += _mounts(last)
     return (*words, "--remount-ro", "/", "--chdir", str(view.workspace))
 
@@ -201,13 +200,15 @@ def _in_home(view: View, folder: Path) -> bool:
     return folder.resolve().is_relative_to(view.home.resolve())
 
 
-def _hidden(view: View, shown: list[Path]) -> Iterator[Path]:
-    home = view.home.resolve()
-    for folder in shown if home.exists() else ():
-        real = folder.resolve()
-        if home.is_relative_to(real):
-            for place in (real, folder):
-                yield place / home.relative_to(real)
+def _covers(view: View, shown: list[Path]) -> Iterator[str]:
+    """Put something empty in the place of what is hidden, wherever a shown folder has it."""
+    for secret in (one.resolve() for one in (view.home, *view.hidden) if one.exists()):
+        for folder in shown:
+            real = folder.resolve()
+            if secret.is_relative_to(real):
+                for place in dict.fromkeys((secret, folder / secret.relative_to(real))):
+                    empty = ("--tmpfs",) if secret.is_dir() else ("--ro-bind", os.devnull)
+                    yield from (*empty, str(place))
 
 
 def _hops(program: Path) -> Iterator[Path]:

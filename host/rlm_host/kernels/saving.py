@@ -23,11 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Saving:
-    """
-    Saves the namespace of a slot once it has been quiet for `after_ms`. `stop` ends that.
-
-    `last_cell_id` is the last cell that ran, to be told with the snapshot.
-    """
+    """Saves the namespace of a slot once it has been quiet for `after_ms`. `stop` ends that."""
 
     def __init__(
         self,
@@ -44,10 +40,16 @@ class Saving:
         self._changed_ms = 0
         self._unsaved = False
         self._stopped = False
-        self.last_cell_id: str | None = None
+        self._last_cell_id: str | None = None
+        self._current: tuple[Kernel, SnapshotReport] | None = None
+
+    def begun(self, cell_id: str | None) -> None:
+        """Note that a cell runs: what it changes is in no snapshot. None: a silent one."""
+        self._current = None
+        self._last_cell_id = cell_id or self._last_cell_id
 
     def soon(self) -> None:
-        """Note that the namespace may have changed."""
+        """Have what a cell has left saved when it is quiet."""
         self._unsaved = True
         self._changed_ms = self._clock.monotonic_ms()
         if self._quiet is None or self._quiet.done():
@@ -68,9 +70,11 @@ class Saving:
 
     async def now(self, *, prune_oversized: bool = False) -> SnapshotReport:
         """Save. Raises SnapshotFailed, KernelDied."""
+        live = self._slot.live
         saved = await self._slot.save(prune_oversized=prune_oversized)
-        report = msgspec.structs.replace(saved, cell_id=self.last_cell_id)
+        report = msgspec.structs.replace(saved, cell_id=self._last_cell_id)
         self._unsaved = False
+        self._current = (live, report) if live is not None else None
         if self._on_saved is not None:
             await self._on_saved(report)
         return report
@@ -91,7 +95,8 @@ class Saving:
             return self._slot.kernel is None
         if not self._slot.keeps or not await _rests(live):
             return False
-        saved = await self.now()
+        known = self._current
+        saved = known[1] if known is not None and known[0] is live else await self.now()
         if saved.skipped or saved.unverified or self._worker.waiting:
             return False
         await self._slot.clear("resumed")
@@ -106,7 +111,7 @@ class Saving:
 
 async def _rests(live: Kernel) -> bool:
     """Tell whether nothing that a cell began would end with the process."""
-    if not await live.alone():
+    if live.asks:
         return False
     asked = kernel.Execute(id=live.new_id(), code=IDLE_CODE, silent=True)
     return (await live.run(asked)).status == "ok"

@@ -389,8 +389,7 @@ class SessionKernel:
                 return _never_began(cell)
             cell.begun = True
             request = kernel.Execute(id=cell.id, code=cell.code, silent=cell.silent)
-            if not cell.silent:
-                self._saving.last_cell_id = cell.id
+            self._saving.begun(None if cell.silent else cell.id)
             await live.run(request, on_event=heard)
         except KernelDied as why:
             killed = self._slot.kernel is not None and self._slot.kernel.was_killed

@@ -100,18 +100,19 @@ async def _outcome(
     future: "asyncio.Future[T]", *, on_cancel: Callable[[], None] = lambda: None
 ) -> T:
     """Await a future that must not be left alone; a cancellation is raised when it is done."""
-    cancelled: asyncio.CancelledError | None = None
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError as why:
+        cancelled = why
+        on_cancel()
     while not future.done():
         try:
-            with anyio.CancelScope(shield=cancelled is not None):
+            with anyio.CancelScope(shield=True):
                 await asyncio.wait([future])
         except asyncio.CancelledError as why:
             cancelled = why
-            on_cancel()
-    if cancelled is not None:
-        future.exception()  # seen: nobody else will look at it
-        raise cancelled
-    return future.result()
+    future.exception()  # seen: nobody else will look at it
+    raise cancelled
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

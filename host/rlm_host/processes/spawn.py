@@ -325,7 +325,7 @@ class Processes:
         if child.running:
             child.kill()
             await asyncio.wait({child.ended}, timeout=GUARD_ANSWER_S)
-        if child.running:
+        if child.running and not child.adopts:
             await asyncio.to_thread(kill_all, lambda table: tree(child.pid, table))
         await asyncio.wait({child.ended}, timeout=UNKILLABLE_S)
         if not child.ended.done():

@@ -14,7 +14,6 @@ import os
 import socket
 import stat
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -39,8 +38,7 @@ def runtime_dir(env: Mapping[str, str]) -> Path:
     Raises:
         ConfigInvalid: it is somebody else's, a link, or open to others.
     """
-    base = env.get("XDG_RUNTIME_DIR") or env.get("TMPDIR") or tempfile.gettempdir()
-    folder = Path(base) / f"rlm-{os.getuid()}"
+    folder = paths.socket_folder(env)
     try:
         folder.mkdir(mode=paths.DIRECTORY_MODE, parents=True, exist_ok=True)
         found = folder.lstat()

@@ -2,7 +2,8 @@
 A cache of what all sessions of a home look like, so that listing 10,000 of them reads one page.
 
 SQLite, thrown away and built again from the journals whenever it is lost, damaged or of another
-schema; no fact lives here alone. Everything blocks; call it in a thread.
+schema, and kept in memory where no file can be written; no fact lives here alone. Everything
+blocks; call it in a thread.
 """
 
 import contextlib
@@ -248,8 +249,12 @@ class Index:
         for again in (False, True):
             connection = None
             with paths.Directory.open(path.parent) as folder:
-                # SQLite gives the files beside it the mode that this one has.
-                os.close(folder.open_file(NAME, os.O_RDWR | os.O_CREAT))
+                try:
+                    # SQLite gives the files beside it the mode that this one has.
+                    os.close(folder.open_file(NAME, os.O_RDWR | os.O_CREAT))
+                except OSError as why:
+                    log.warning("the session index is kept in memory: %s", why)
+                    return self._in_memory(apsw)
             try:
                 connection = apsw.Connection(str(path))
                 connection.set_busy_timeout(2000)
@@ -269,6 +274,13 @@ class Index:
                 for ending in ("", "-wal", "-shm"):
                     path.with_name(path.name + ending).unlink(missing_ok=True)
         raise AssertionError("unreachable")
+
+    def _in_memory(self, apsw: Any) -> Any:
+        """Give an index for a home that can only be read: it lasts as long as this host."""
+        connection = apsw.Connection(":memory:")
+        connection.execute(_CREATE)
+        self._new = True
+        return connection
 
 
 def _row(state: SessionState, view: Session, folder: str, found: os.stat_result) -> tuple[Any, ...]:

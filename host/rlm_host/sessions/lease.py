@@ -45,16 +45,16 @@ class Lease:
             SessionLeased: another process holds it; `owner` names it as far as it is known.
             OSError: the file cannot be opened.
         """
-        record = f"{journal.removesuffix('.jsonl')}.owner"
         fd = directory.open_file(journal, os.O_RDONLY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise _leased(directory, record) from None
+            raise _leased(directory, journal) from None
         except BaseException:
             os.close(fd)
             raise
+        record = _record_of(journal)
         with contextlib.suppress(OSError):  # a full disk must not keep a session from being read
             directory.write(record, msgspec.json.encode(holder))
         return cls(directory, record, fd)
@@ -69,10 +69,21 @@ class Lease:
         self._fd = -1
 
 
-def _leased(directory: Directory, record: str) -> SessionLeased:
+def holder_of(directory: Directory, journal: str) -> Holder | None:
+    """Give who said last that it holds a session; it may be dead. None when nobody says so."""
     try:
-        holder = msgspec.json.decode(directory.read(record), type=Holder)
+        return msgspec.json.decode(directory.read(_record_of(journal)), type=Holder)
     except (OSError, *UNDECODABLE):
+        return None
+
+
+def _record_of(journal: str) -> str:
+    return f"{journal.removesuffix('.jsonl')}.owner"
+
+
+def _leased(directory: Directory, journal: str) -> SessionLeased:
+    holder = holder_of(directory, journal)
+    if holder is None:
         return SessionLeased("Another host owns this session; who it is could not be read.")
     return SessionLeased(
         f"Process {holder.owner.pid} owns this session; attach through its socket, or end it.",

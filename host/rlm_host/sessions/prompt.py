@@ -117,7 +117,8 @@ def tools_text(tools: tuple[ClientTool, ...]) -> str:
         return NO_TOOLS
     head = (
         "These run in the client, not in the REPL. Await them in a cell, with keyword arguments; "
-        "`help(tools.NAME)` shows one again. They give a JSON value, or raise `rlm.ToolError`."
+        "`help(tools.NAME)` shows one again. They give a JSON value, or raise `rlm.ToolError`; "
+        "`rlm.ApprovalDenied` when a person says no."
     )
     return "\n".join([head, *map(_tool_text, tools)])
 

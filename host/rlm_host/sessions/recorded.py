@@ -182,7 +182,8 @@ class Recorded:
         self.used_ms = self.clock.monotonic_ms()
 
     def _on_durable(self, written: list[Found]) -> None:
-        self.touch()
+        if not all(isinstance(found.entry.record, r.SnapshotTaken) for found in written):
+            self.touch()  # a snapshot is taken of what nobody uses, too
         for found in written:
             entry = found.entry
             self.state.apply(entry)

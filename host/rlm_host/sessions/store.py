@@ -160,7 +160,7 @@ class SessionStore:
     async def _create_once(
         self, params: SessionCreateParams, parent: r.ParentLink | None, key: str, request: str
     ) -> SessionActor:
-        known = await self._thread(self._index.created_by, key)
+        known = await self._indexed(lambda: self._index.created_by(key))
         if known is None:
             return await self._create(params, parent, None, request)
         session_id, before = known
@@ -187,7 +187,8 @@ class SessionStore:
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()
-        await self._thread(check_tools, options.tools or ())
+        if options.tools:
+            await self._thread(check_tools, options.tools)
         env = env_of(options)
         header = r.SessionOpened(
             session_id=session_id,
@@ -281,7 +282,7 @@ class SessionStore:
     async def _folder_of(self, session_id: str) -> Path:
         folder = None
         if paths.is_id(session_id):
-            folder = await self._thread(self._index.folder_of, session_id)
+            folder = await self._indexed(lambda: self._index.folder_of(session_id))
         if folder is None:
             raise SessionNotFound(session_id=session_id)
         return folder
@@ -479,6 +480,10 @@ class SessionStore:
 
     def _thread(self, work: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
         return asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+
+    async def _indexed(self, ask: Callable[[], T]) -> T:
+        """Ask the index. Raises StoreFull, StoreUnavailable."""
+        return await self._thread_on(paths.sessions(self._home), ask)
 
     async def _thread_on(self, path: Path, work: Callable[[], T]) -> T:
         """Run blocking work on files below `path`. Raises StoreFull, StoreUnavailable."""
