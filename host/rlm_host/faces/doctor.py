@@ -15,6 +15,7 @@ from .. import config, paths
 from ..kernels import doctor as kernels
 from ..kernels.doctor import Finding
 from ..kernels.environment import KernelHost
+from ..kernels.skills import Skills, bundled
 from ..rpc.sockets import runtime_dir
 from .doctor_stores import serves, sessions, stores
 
@@ -39,6 +40,7 @@ async def examine(host: KernelHost, app: App, *, fix: bool) -> list[Finding]:
     findings += await kernels.doctor(host, Path.cwd())
     findings += await anyio.to_thread.run_sync(lambda: list(_orphans(host.home, app, fix=fix)))
     findings += _sockets(host.environ, fix=fix)
+    findings += await anyio.to_thread.run_sync(lambda: list(_skills(host.home)))
     findings += await anyio.to_thread.run_sync(lambda: [*sessions(host.home), *stores(host.home)])
     findings += _last_bug(host.home)
     return findings
@@ -76,6 +78,18 @@ def _home(home: Path) -> Iterator[Finding]:
     )
 
 
+def _skills(home: Path) -> Iterator[Finding]:
+    offered = Skills(bundled=bundled(), home=home, workspace=True).offered(Path.cwd())
+    names = ", ".join(skill.name for skill in offered if skill.problem is None)
+    yield Finding(level="ok", subject="skills", text=names or "none")
+    for skill in offered:
+        if skill.problem is not None:
+            yield Finding(
+                level="warning",
+                subject="skills",
+                text=f"{skill.name} cannot be used: {skill.problem}",
+                help=f"Mend or remove {skill.path}.",
+            )
 def _home_to_be(home: Path) -> Finding:
     nearest = next(folder for folder in home.parents if folder.exists())
     try:
