@@ -16,7 +16,7 @@ from rlm_host.kernels.doctor import kernel_path
 from rlm_host.kernels.recipe import Recipe
 from rlm_host.kernels.sandbox import View, arguments, interpreter_folders
 from rlm_protocol.errors import KernelUnavailable
-from support.processes import KernelBench, Run, my_children, until
+from support.processes import KernelBench, Run, in_time, my_children, until
 from support.sandboxes import need_sandbox
 
 pytestmark = pytest.mark.anyio
@@ -354,3 +354,9 @@ async def test_a_childs_folder_that_is_a_link_leads_nowhere(
     with pytest.raises(KernelUnavailable, match="sub-1"):
         await Run(await bench.kernel(recipe=INSIDE, session_dir=bench.session_dir / "sub-1"))("1")
     assert not list(outside.iterdir())
+
+
+async def test_a_kernel_that_rests_is_let_go_and_comes_back_inside(run: Run) -> None:
+    await run("x = 1")
+    assert await in_time(run.kernel.unload())
+    assert await value(run, "x") == 1

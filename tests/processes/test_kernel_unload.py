@@ -10,6 +10,15 @@ from rlm_host.kernels.cell import KernelStatus, SnapshotReport
 from support.processes import KernelBench, Run, in_time, my_children, until
 
 pytestmark = pytest.mark.anyio
+TASKS_END = "[t.cancel() for t in asyncio.all_tasks(asyncio.get_event_loop())]; None"
+PROCESSES_END = """
+import os, signal
+for parent in (os.getpid(), os.getppid()):
+    for task in os.listdir(f"/proc/{parent}/task"):
+        for pid in map(int, open(f"/proc/{parent}/task/{task}/children").read().split()):
+            if pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -46,21 +55,17 @@ async def test_a_kernel_that_rests_is_ended_and_comes_back_with_its_names(
             "threading.Thread(target=e.wait).start()))(threading.Event())",
             "stop(); del stop",
         ),
-        ("import asyncio\nasyncio.ensure_future(asyncio.sleep(3600)); None", "TASKS"),
-        ("import subprocess\nsubprocess.Popen(['sleep', '3600']).pid", "KILL"),
-        ("h = bash('sleep 3600'); del h", "KILL"),
+        ("import asyncio\nasyncio.ensure_future(asyncio.sleep(3600)); None", TASKS_END),
+        ("import subprocess\nsubprocess.Popen(['sleep', '3600']).pid", PROCESSES_END),
+        ("h = bash('sleep 3600'); del h", PROCESSES_END),
+        ("import subprocess\nsubprocess.run(['sh', '-c', 'sleep 3600 &']); None", PROCESSES_END),
         ("lock = (n for n in [1])", "del lock"),
     ],
-    ids=["thread", "task", "process", "bash", "name that cannot be saved"],
+    ids=["thread", "task", "process", "bash", "orphan", "name that cannot be saved"],
 )
 async def test_a_kernel_in_which_something_goes_on_stays(
     bench: KernelBench, begins: str, ends: str
 ) -> None:
-    ends = {
-        "KILL": "import os, signal\nfor p in map(int, open(f'/proc/{os.getpid()}/task/"
-        "{os.getpid()}/children').read().split()): os.kill(p, signal.SIGKILL)",
-        "TASKS": "[t.cancel() for t in asyncio.all_tasks(asyncio.get_event_loop())]; None",
-    }.get(ends, ends)
     run = Run(await bench.kernel())
     await run("kept = 1")
     assert (await run(begins)).status == "ok"

@@ -15,7 +15,7 @@ from rlm_protocol.session import ClientTool
 from .skills import Skill, skills_code
 
 IDLE_CODE = "__import__('rlm._idle')._idle.check()"
-"""A silent cell that fails, and says why, when a thread or a task of the cells goes on."""
+"""A silent cell that fails, and says why, when something that a cell began goes on."""
 Bootstrap = Callable[[], str]
 """Gives the code of the silent cell, as it is now. Blocks: it looks for skills."""
 

@@ -142,16 +142,10 @@ class Kernel:
         if self._active is not None and self._active.id == request_id:
             self._feed(Input.INTERRUPT)
 
-    async def alone(self) -> bool:
-        """
-        Tell whether no process runs that a cell has started, and no request of a cell is open.
-
-        False as well where that cannot be seen: there is no guard, and so no tree of its own.
-        """
-        if self._child.guard is None or self._bridge.in_flight:
-            return False
-        below = await asyncio.to_thread(facts.descendants, self._child.pid)
-        return all(fact.pid == self.pid for fact in below)
+    @property
+    def asks(self) -> bool:
+        """Tell whether a request of the kernel's to the host is open."""
+        return self._bridge.in_flight > 0
 
     def kill(self) -> None:
         """End the process tree at once."""

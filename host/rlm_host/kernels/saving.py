@@ -111,7 +111,7 @@ class Saving:
 
 async def _rests(live: Kernel) -> bool:
     """Tell whether nothing that a cell began would end with the process."""
-    if not await live.alone():
+    if live.asks:
         return False
     asked = kernel.Execute(id=live.new_id(), code=IDLE_CODE, silent=True)
     return (await live.run(asked)).status == "ok"

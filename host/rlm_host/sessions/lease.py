@@ -8,7 +8,6 @@ record beside it only tells others whom to talk to; nothing is ever decided by i
 import contextlib
 import fcntl
 import os
-from pathlib import Path
 from typing import Self
 
 import msgspec
