@@ -248,13 +248,14 @@ class Streams:
 
 
 def _on_spawn(hook: Callable[[], None]) -> None:
-    """Have `hook` called before any other process is started, for good."""
+    """
+    Have `hook` called before any other process is started, for good.
+
+    Every cell has two audit events: a plain function costs a third of what a bound method does.
+    """
 
     def audit(event: str, _args: object) -> None:
         if event in _SPAWNS:
             hook()
 
-    # Python looks for this at each event, two of which every cell has; not finding it costs more
-    # than the call.
-    vars(audit)["__cantrace__"] = False
     sys.addaudithook(audit)

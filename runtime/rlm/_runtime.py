@@ -124,7 +124,7 @@ class Runtime:
         if self.bridge.frames:
             self.wire.put(self.outbox.take() + self.bridge.take())
         if self._tasks and (idle or len(self._tasks) > self._tasks_most):
-            self._tasks = {task for task in self._tasks if not task.done()}
+            self._tasks.difference_update([t for t in tuple(self._tasks) if t.done()])
             self._tasks_most = 2 * len(self._tasks) + 64  # so that looking costs little per task
 
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
@@ -206,7 +206,8 @@ class Runtime:
         busy = bool(self.outbox)
         if busy:
             self.outbox.ship()
-        self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
+        if self._questions:
+            self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
         if self._closing is not None and time.monotonic() > self._closing:
             self._leave()
         return busy or bool(self._questions) or self._closing is not None
@@ -233,13 +234,8 @@ class Runtime:
     def step(self) -> None:
         """Serve what has come, until there is nothing or a cell awaits."""
         while True:
-            while self._bad:
-                self.wire.put(_frames.error(None, "ProtocolError", self._bad.popleft(), []))
-            while self._replies:
-                reply = self._replies.popleft()
-                self.bridge.reply(reply.id, reply.data)
-            while question := self._next_question():
-                self._answer(question)
+            if self._bad or self._replies or self._questions:
+                self._serve_at_once()
             if self._closing is not None:
                 self._end_if_free()
                 return
@@ -249,6 +245,16 @@ class Runtime:
             self._queued_bytes -= size_bytes
             self._watch.wake()
             self.execution.begin(request, json_id)
+
+    def _serve_at_once(self) -> None:
+        """Serve what does not wait its turn."""
+        while self._bad:
+            self.wire.put(_frames.error(None, "ProtocolError", self._bad.popleft(), []))
+        while self._replies:
+            reply = self._replies.popleft()
+            self.bridge.reply(reply.id, reply.data)
+        while self._questions and (question := self._next_question()):
+            self._answer(question)
 
     def _answer(self, question: Question) -> None:
         from . import _inspect

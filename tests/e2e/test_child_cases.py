@@ -77,6 +77,27 @@ async def test_nothing_said_to_a_child_that_is_being_deleted_brings_it_back(
         assert [one.status for one in registry_of(root).children.values()] == ["deleted"]
 
 
+async def test_a_cell_that_gives_up_a_spawn_leaves_a_child_that_runs_or_none(
+    tmp_path: Path,
+) -> None:
+    """Admitted and never begun, a child would be queued for ever and its parent never quiet."""
+    code = f"""
+import asyncio
+for n in range(40):
+    try:
+        await asyncio.wait_for(rlm({SAY!r}, model='scripted/steps', unguarded=True), n / 4000)
+    except TimeoutError:
+        pass
+"""
+    async with family(tmp_path) as host:
+        root = await host.root(model="scripted/echo")
+        assert await host.cell(root, code) == ""
+        await until(lambda: not registry_of(root).busy(), "the end of every child")
+        known = host.children.agents(root)
+        assert {agent.status for agent in known} <= {"completed"}
+        await host.noticed(root, len(known))
+
+
 def _messages(host: Family, root: Any, count: int) -> list[Any]:
     return [host.children.send(root, "w", SAY) for _ in range(count)]
 

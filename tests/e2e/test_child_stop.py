@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlm_host.children.kin import registry_of
+from rlm_host.children.accounts import book_of
+from rlm_host.children.kin import ChildrenSettings, registry_of
 from rlm_host.client import HostClient
 from rlm_host.models.provider import Request
 from rlm_host.sessions.session import SessionActor
@@ -195,6 +197,50 @@ for n in range(200):
         await until(lambda: all(a.status != "queued" for a in host.children.agents(root)))
         assert not registry_of(root).busy()
         assert len(sent) == before
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whenever_a_tree_is_stopped_no_request_of_it_starts_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A tree that spawns, talks and follows up without end, stopped at some moment."""
+    chance = random.Random(seed)
+    leaf = play({"call": f"await rlm.send_parent({SAY!r})"}, {"text": "ok"})
+    grow = f"""
+import asyncio
+async def grow():
+    for n in range(100):
+        child = await rlm(TASK, model='scripted/steps', unguarded=True)
+        await asyncio.sleep({chance.random() / 20})
+        if n % 3 == 2:
+            await child.send({SAY!r})
+task = asyncio.create_task(grow())
+await asyncio.sleep({chance.random()})
+"""
+    middle = play({"call": grow.replace("TASK", repr(leaf))}, {"text": "ok"}, {"wait_ms": 50})
+    async with family(tmp_path, settings=ChildrenSettings(running_max=4)) as host:
+        root = await host.root(model=STEPS)
+        sent = await requests_end(host, monkeypatch)
+        await root.start_turn(play({"call": grow.replace("TASK", repr(middle))}, {"text": "ok"}))
+        wanted = chance.randint(1, 12)
+        await until(lambda: len(sent) > wanted)
+        await in_time(root.interrupt(subtree=True))
+        before = len(sent)
+        await in_time(root.wait_idle())
+        await until(lambda: not registry_of(root).busy())
+        assert await host.cell(root, "task.done()") == "True"
+        assert [actor.id for actor in host.store.loaded()] == [root.id]
+        assert len(sent) == before
+    async with family(tmp_path) as host:
+        sent = await requests_end(host, monkeypatch)
+        root = await host.store.get(root.id)
+        for agent in host.children.agents(root):
+            if agent.status == "completed":
+                await in_time((await host.store.get(agent.session_id)).wait_idle())
+        await in_time(root.wait_idle())
+        assert sent == []
+        assert not book_of(root).open
+    assert not my_children()
 
 
 async def test_cancelling_a_child_kills_what_it_does_not_give_up(tmp_path: Path) -> None:

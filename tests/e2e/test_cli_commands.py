@@ -1,5 +1,6 @@
 """The other commands, each with what a person gets wrong."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import cli_env, prompt, rlm_host
+from rlm_host.client import HostClient
+from support.cli import cli_env, end, prompt, rlm_host, serve
 
 LOOP = {
     "config": {"tenant": "t", "workspace": "w", "maxGenerations": 3},
@@ -143,6 +145,34 @@ def test_the_doctor_finds_and_mends(tmp_path: Path) -> None:
     assert stale.exists()
     assert rlm_host(tmp_path, "doctor", "--fix").returncode == 0
     assert not stale.exists()
+
+
+def test_the_doctor_names_who_holds_sessions_and_what_is_damaged(tmp_path: Path) -> None:
+    socket = tmp_path / "s.sock"
+    process = serve(tmp_path, socket)
+
+    async def make() -> str:
+        async with HostClient.attach(socket) as client:
+            made = await client.session.create(cwd=str(tmp_path), options={"onDetach": "keep"})
+            await client.loop.list()
+            return made.session.id
+
+    try:
+        session_id = asyncio.run(make())
+        found = rlm_host(tmp_path, "doctor")
+        assert (found.returncode, found.stderr) == (0, "")
+        assert f"1 in {tmp_path / 'rlm/sessions'}" in found.stdout
+        assert f"process {process.pid} holds 1 sessions, among them {session_id}" in found.stdout
+        assert "host.sqlite3 is whole" in found.stdout
+    finally:
+        end(process)
+    for file in (tmp_path / "rlm").glob("*/*.sqlite3*"):
+        file.write_bytes(b"not a database at all" * 100)
+    found = rlm_host(tmp_path, "doctor")
+    assert found.returncode == 1
+    assert "holds" not in found.stdout
+    assert "host.sqlite3 is damaged" in found.stdout
+    assert "Nothing is lost" in found.stdout
 
 
 def test_a_home_that_cannot_be_used_is_an_error_of_the_doctor(tmp_path: Path) -> None:

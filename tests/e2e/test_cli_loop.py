@@ -192,8 +192,10 @@ def test_a_report_is_a_table_json_or_csv_and_nothing_else_is_on_stdout(tmp_path:
     assert rows[3]["stop"] == "max_generations"
     table = rlm_host(tmp_path, *report).stdout
     assert "gate_denied:careful" in table
-    listed = rlm_host(tmp_path, "loop", "list", "--store", "sqlite:r.db", "--json").stdout
-    assert [run["runId"] for run in json.loads(listed)["runs"]] == ["climb"]
+    for tenant, found in (("t", ["climb"]), ("somebody else", [])):
+        args = ("list", "--store", "sqlite:r.db", "--json", "--tenant", tenant)
+        listed = rlm_host(tmp_path, "loop", *args).stdout
+        assert [run["runId"] for run in json.loads(listed)["runs"]] == found
 
 
 def test_a_run_is_moved_and_the_old_one_pruned(tmp_path: Path) -> None:
@@ -318,6 +320,8 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str | None, said: str) -
         (("list", "--store", "temporal:///x"), 1, "[configInvalid]"),
         (("list", "--store", "temporal://h:1/a?speed=9"), 1, "[configInvalid]"),
         (("list", "--status", "asleep"), 2, "invalid choice"),
+        (("list", "--limit", "0", "--store", "sqlite:r.db"), 2, "from 1 to 1000"),
+        (("list", "--limit", "many"), 2, "from 1 to 1000"),
         (("show", "nobody", "--store", "sqlite:r.db"), 1, "[runNotFound]"),
         (("watch", "nobody", "--store", "sqlite:r.db"), 1, "[runNotFound]"),
         (("watch",), 2, "RUN"),

@@ -124,7 +124,11 @@ async def test_an_agents_turns_are_charged_what_its_sessions_were_metered(tmp_pa
 async def test_a_cell_that_is_ended_leaves_no_process_and_a_usable_kernel(
     tmp_path: Path, ends: str
 ) -> None:
-    cell = f"import subprocess\nsubprocess.run(['sh', '-c', 'sleep {SLEEPER}; true'])"
+    cell = (
+        "import subprocess, time\n"
+        f"subprocess.Popen(['sh', '-c', 'setsid sleep {SLEEPER} & sleep {SLEEPER}'])\n"
+        "time.sleep(600)"
+    )
     async with HostClient.spawn(env=host_env(tmp_path)) as client:
         session_id = await session(client, tmp_path)
         await client.request("repl/execute", {"sessionId": session_id, "code": "kept = 41"})
@@ -133,7 +137,7 @@ async def test_a_cell_that_is_ended_leaves_no_process_and_a_usable_kernel(
             step["timeoutMs"] = 3_000
         run_id = await submit(client, step=step)
         ended = asyncio.ensure_future(completed(client, run_id))
-        await until(lambda: sleepers(tmp_path), "the process of the step")
+        await until(lambda: len(sleepers(tmp_path)) >= 2, "the processes of the step")
         if ends == "cancel":
             await client.request("loop/cancel", {"runId": run_id, "reason": "enough"})
         run = await ended

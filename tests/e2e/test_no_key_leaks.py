@@ -72,7 +72,7 @@ async def test_a_key_is_nowhere_but_in_the_hosts_memory(home: Path) -> None:
         make = f"umask 077; mkdir {home}/rlm; cat > {home}/rlm/config.toml"
         subprocess.run([*prefix, "sh", "-c", make], input=settings.encode(), check=True)  # noqa: ASYNC221
         command = (*prefix, sys.executable, "-m", "rlm_host")
-        env = host_env(home, **dict.fromkeys(KEYS, CANARY))
+        env = host_env(home, TMPDIR=str(home), **dict.fromkeys(KEYS, CANARY))
         async with HostClient.spawn(command=command, env=env) as connection:
             client = FakeClient(connection)
             listening = asyncio.create_task(client.listen())

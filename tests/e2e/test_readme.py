@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlm_host import config
+from rlm_host.kernels.skills import Skills, skills_folder
 from rlm_host.models.settings import read_providers
 from rlm_protocol.conformance.language import Language
 
@@ -39,7 +40,7 @@ def environment(home: Path) -> dict[str, str]:
 def test_every_block_is_of_a_kind_that_is_run() -> None:
     kinds = {kind for page in PAGES for kind, _ in BLOCK.findall(page.read_text())}
     drawn = {"text", "", "mermaid"}  # pictures; the diagrams are generated and held fresh elsewhere
-    assert kinds <= drawn | {"sh", "python", "lua", "toml"}
+    assert kinds <= drawn | {"sh", "python", "lua", "toml", "markdown"}
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"), ids=lambda v: v[:30])
@@ -99,6 +100,17 @@ def test_toml_is_a_configuration_or_a_language(where: str, text: str, tmp_path: 
         return
     settings = config.parse(tomllib.loads(text), source=tmp_path / where)
     assert read_providers(settings.providers, base_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("where", "text"), blocks("markdown"), ids=lambda v: v[:30])
+def test_markdown_is_a_skill(where: str, text: str, tmp_path: Path) -> None:
+    folder = skills_folder(tmp_path) / "word_count"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text(text)
+    (folder / "__init__.py").touch()
+    [skill] = Skills(home=tmp_path).offered(tmp_path)
+    assert (skill.name, skill.problem) == ("word_count", None), where
+    assert skill.description
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("lua"), ids=lambda v: v[:30])

@@ -403,18 +403,3 @@ async def test_attach_joins_a_kept_host(tmp_path: Path, by: str) -> None:
             assert bridge.result("host/status")["pid"] == owned.host.pid
             read = bridge.result("session/read", {"sessionId": owned.id})["session"]
             assert read["options"] == {"onDetach": "keep"}
-
-
-@pytest.mark.parametrize(
-    ("session_id", "kind"),
-    [("ses_0123456789abcdef", "[sessionNotFound]"), ("../../etc", "[invalidParams]")],
-)
-def test_attach_says_when_nobody_has_the_session(
-    tmp_path: Path, session_id: str, kind: str
-) -> None:
-    command = (*OURS, "attach", "--session", session_id)
-    done = subprocess.run(
-        command, env=host_env(tmp_path), capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert kind in done.stderr

@@ -1,6 +1,7 @@
 """The wire of the runtime: every request and event, hostile lines, ids, shutdown."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -340,3 +341,13 @@ def test_the_guard_passes_term_on() -> None:
 def test_the_kernel_does_not_see_its_guards_fd() -> None:
     with Runtime() as runtime:
         assert runtime.run("import os; os.environ.get('RLM_GUARD_FD')").result is None
+
+
+def test_an_id_with_a_line_separator_comes_back_escaped() -> None:
+    with Runtime() as runtime:
+        id_ = runtime.start("print('x')\n1", id="a\u2028b\u2029")
+        data = b""
+        while b'"done"' not in data:
+            data += os.read(runtime._out, 65536)
+        assert b"\xe2\x80" not in data
+        assert [json.loads(line)["id"] for line in data.splitlines()] == [id_] * 3

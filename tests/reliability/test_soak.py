@@ -64,6 +64,8 @@ async def test_nothing_piles_up(tmp_path: Path, sessions: int, cells: int) -> No
             made = await client.request("session/create", params)
             places.append({"sessionId": made["session"]["id"]})
         await asyncio.gather(*(run(client, where, 1_200) for where in places))
+        for where in places:  # the first one loads its libraries, whenever it comes
+            await client.request("repl/snapshot", where)
         kernels = [await look(client, where) for where in places]
         before = look_at(host.pid)
         await asyncio.gather(*(run(client, where, cells) for where in places))

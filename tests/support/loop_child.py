@@ -6,6 +6,7 @@ milliseconds. Each writes what it does outside, with a sync, to the effects file
 """
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -37,6 +38,7 @@ ACTIONS = ["accept", "accept", "reject", "rollback", "accept", "accept"]
 LIVE = {3: 0.1}
 CONFIG = dict(max_generations=len(REWARDS), rollback_drop=0.3, seed=7)
 PATIENCE_S = 30.0
+PR_SET_PDEATHSIG = 1
 
 
 class Effects:
@@ -181,6 +183,7 @@ def serve() -> None:
             continue
         pid = os.fork()
         if pid == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with its nursery
             code = 1
             with contextlib.suppress(BaseException):
                 Path(request["out"]).write_text(work(request))

@@ -138,7 +138,8 @@ class Runner:
         stops = self.stops(parent)
         await self._kin.session_of(child)
         await self.feed(parent, child, On.FOLLOW_UP, item_id=item_id)
-        if self.stops(parent) != stops:
+        by_cell = item_id is not None
+        if self.stops(parent) != stops or (by_cell and self._kin.held_since(parent)):
             await self.feed(parent, child, On.CANCEL)
             raise SessionClosed(STOPPED)
         return await self.give(parent, child, text)

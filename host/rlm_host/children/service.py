@@ -98,8 +98,13 @@ class ChildrenService:
     def _own(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._disown)
         return task
+
+    def _disown(self, task: "asyncio.Future[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have given up: nobody else is told of a refusal
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Do all of it, or nothing, whether the one who asked still waits or not."""
@@ -168,8 +173,8 @@ class ChildrenService:
             await self._spawning.check(actor, prompt, options)  # nobody is asked for a refusal
             detail = {"prompt": prompt, "options": options}
             await actor.approvals.require("spawn", detail, cell_id=cell_id)
-            self._kin.unless_stopped(actor)
-        child = await self._spawning.spawn(actor, prompt, options, item_id=cell_id)
+        spawning = self._spawning.spawn(actor, prompt, options, item_id=cell_id, by_cell=True)
+        child = await self._whole(spawning)
         return self._kin.handle(actor, child)
 
     async def _find_models(

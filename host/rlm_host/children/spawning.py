@@ -54,6 +54,7 @@ class Spawning:
         options: Mapping[str, Any],
         *,
         item_id: str | None = None,
+        by_cell: bool = False,
     ) -> Child:
         """
         Admit a child and start it; `item_id` is the parent's item that asks for it.
@@ -62,8 +63,11 @@ class Spawning:
 
         Raises:
             RlmError: the first rule of the boundary that the spawn breaks (`admission.admit`), or
+                PolicyDenied when a person stopped the tree and it is a cell that asks, or
                 StoreFull, StoreUnavailable. Nothing was left behind.
         """
+        if by_cell:
+            self._kin.unless_stopped(parent)
         stops, registry = self._runner.stops(parent), registry_of(parent)
         spec = await self.check(parent, prompt, options)
         coming = self._coming.setdefault(parent.id, set())

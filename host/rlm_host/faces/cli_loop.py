@@ -75,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument(
         "--status", choices=("running", "paused", "completed", "cancelled", "failed")
     )
-    listing.add_argument("--limit", type=int, default=50)
+    listing.add_argument("--limit", type=_count, default=50, metavar="N")
+    for scope in ("tenant", "workspace"):
+        listing.add_argument(f"--{scope}", metavar="NAME", help=f"of this {scope} alone")
     showing = commands.add_parser("show", help="a run's head")
     reporting = commands.add_parser("report", help="a run's generations")
     watching = commands.add_parser("watch", help="look on, whoever works on the run")
@@ -117,6 +119,12 @@ def _seconds(text: str) -> float:
 
 def _days(text: str) -> float:
     return _between(text, 0, 36_500)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 1000")
+    return int(text)
 
 
 def _between(text: str, low: float, high: float) -> float:

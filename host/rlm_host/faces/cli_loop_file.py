@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rlm_protocol.errors import LeaseHeld, LeaseLost, RlmError, StoreBusy
-from rlm_protocol.loop_records import StepFailed
+from rlm_protocol.loop_records import TERMINAL, StepFailed
 
 from ..loops.kernel import LoopKernel
 from ..loops.program import LoopProgram, load_program
@@ -49,7 +49,7 @@ class _Job:
     lease_ms: int
 
 
-_Work = Callable[[_Job, LoopView], Coroutine[Any, Any, None]]
+_Work = Callable[[LoopView], Coroutine[Any, Any, None]]
 
 
 def run_file(options: argparse.Namespace) -> int:
@@ -59,26 +59,24 @@ def run_file(options: argparse.Namespace) -> int:
         # A program's own prints must not get between the lines that another one reads.
         with contextlib.redirect_stdout(sys.stderr if options.form else stdout):
             program = load_program(file)
-            run_id = options.run or program.run_id
-            store, work = _place(options.store, run_id)
+            job = _Job(
+                run_id=options.run or program.run_id,
+                program=program,
+                folder=file.resolve().parent,
+                worker=options.worker or f"{socket.gethostname()} {os.getpid()}",
+                lease_ms=round(options.lease_s * 1000),
+            )
+            store, work = _place(options.store, job)
             with contextlib.closing(store):
-                folder = file.resolve().parent
-                submit_run(store, program.config, code=folder, run_id=run_id)
+                submit_run(store, program.config, code=job.folder, run_id=job.run_id)
                 kept = GOES_ON
-                job = _Job(
-                    run_id=run_id,
-                    program=program,
-                    folder=folder,
-                    worker=options.worker or f"{socket.gethostname()} {os.getpid()}",
-                    lease_ms=round(options.lease_s * 1000),
-                )
                 with LoopView(Console()) as view:
-                    view.say(f"run {run_id}, worker {job.worker}")
-                    interruptible.run(work(job, view))
+                    view.say(f"run {job.run_id}, worker {job.worker}")
+                    interruptible.run(work(view))
                 with contextlib.redirect_stdout(stdout):
-                    report = asyncio.run(whole_report(StoreRuns(store), run_id))
+                    report = asyncio.run(whole_report(StoreRuns(store), job.run_id))
                     print_report(report, options.form)
-                return _exit_code(store, run_id)
+                return _exit_code(store, job.run_id)
     except (RlmError, OSError) as why:
         say_error(PROGRAM, why, kept)
         return 1
@@ -88,14 +86,14 @@ def run_file(options: argparse.Namespace) -> int:
         return say_interrupted(kept)
 
 
-def _place(url: str, run_id: str) -> tuple[RunReader, _Work]:
+def _place(url: str, job: _Job) -> tuple[RunReader, _Work]:
     """Open where the run is kept, and give how it is worked on there."""
     if url.startswith(TEMPORAL):
         # A queue of this run's own: whoever serves a queue works on all of its runs.
-        cluster = open_cluster(url, queue=f"rlm-loop-{run_id}")
-        return cluster, lambda job, view: _on_cluster(cluster, job, view)
+        cluster = open_cluster(url, queue=f"rlm-loop-{job.run_id}")
+        return cluster, lambda view: _on_cluster(cluster, job, view)
     store = open_store(url)
-    return store, lambda job, view: _on_store(store, job, view)
+    return store, lambda view: _on_store(store, job, view)
 
 
 async def _on_store(store: RunStore, job: _Job, view: LoopView) -> None:
@@ -134,7 +132,7 @@ async def _on_store(store: RunStore, job: _Job, view: LoopView) -> None:
 
 
 async def _on_cluster(cluster: "TemporalRuns", job: _Job, view: LoopView) -> None:
-    """Be one of the run's workers until it is over; Temporal shares the work out."""
+    """Be one of the run's workers until it is over or paused; Temporal shares the work out."""
     from ..loops.temporal.worker import working
 
     program = job.program
@@ -147,7 +145,7 @@ async def _on_cluster(cluster: "TemporalRuns", job: _Job, view: LoopView) -> Non
         worker=job.worker,
         code=job.folder,
     ):
-        await follow(StoreRuns(cluster), job.run_id, view)
+        await follow(StoreRuns(cluster), job.run_id, view, TERMINAL | {"paused"})
 
 
 def _exit_code(store: RunReader, run_id: str) -> int:

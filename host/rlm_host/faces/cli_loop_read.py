@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from rlm_protocol.loop_records import TERMINAL
@@ -21,7 +21,8 @@ LOOK_S = 0.5
 
 async def list_runs(client: Asked, options: argparse.Namespace) -> int:
     """Print the newest runs."""
-    page = await client.request("loop/list", {"limit": options.limit, "status": options.status})
+    narrowed = {name: getattr(options, name) for name in ("tenant", "workspace", "status")}
+    page = await client.request("loop/list", {"limit": options.limit, **narrowed})
     if options.json:
         print_json(page)
         return 0
@@ -72,8 +73,10 @@ async def watch(client: Asked, options: argparse.Namespace) -> int:
     return 1 if run["status"] == "failed" else 0
 
 
-async def follow(client: Asked, run_id: str, view: LoopView) -> dict[str, Any]:
-    """Show what is recorded of a run until it is over, and give it as it is then."""
+async def follow(
+    client: Asked, run_id: str, view: LoopView, until: Container[str] = TERMINAL
+) -> dict[str, Any]:
+    """Show what is recorded of a run until it has such a status, and give it as it is then."""
     after, live = -1, LiveReward()
     with _changes(client) as changed:
         while True:
@@ -84,7 +87,7 @@ async def follow(client: Asked, run_id: str, view: LoopView) -> dict[str, Any]:
                 after = generation["generation"]
             view.run(page["run"])
             if page["nextAfter"] is None:
-                if page["run"]["status"] in TERMINAL:
+                if page["run"]["status"] in until:
                     run: dict[str, Any] = page["run"]
                     return run
                 await _until_changed(changed)

@@ -57,7 +57,7 @@ class StoreRuns:
         store, run_id = self._store, params.get("runId", "")
         match method:
             case "loop/list":
-                page = store.list(status=params["status"], limit=params["limit"])
+                page = store.list(**params)
                 runs = tuple(map(run_of, page.runs))
                 return wire.LoopListResult(runs=runs, next_cursor=page.cursor)
             case "loop/snapshot":

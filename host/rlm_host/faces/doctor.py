@@ -1,4 +1,4 @@
-"""What a doctor looks at besides kernels: home, locks, orphans, sockets, the last bug."""
+"""What a doctor looks at besides kernels: home, orphans, sockets, sessions, stores, last bug."""
 
 import fcntl
 import os
@@ -15,7 +15,9 @@ from .. import config, paths
 from ..kernels import doctor as kernels
 from ..kernels.doctor import Finding
 from ..kernels.environment import KernelHost
+from ..kernels.skills import Skills, bundled
 from ..rpc.sockets import runtime_dir
+from .doctor_stores import serves, sessions, stores
 
 RECENT_LINES = 2_000
 
@@ -38,6 +40,8 @@ async def examine(host: KernelHost, app: App, *, fix: bool) -> list[Finding]:
     findings += await kernels.doctor(host, Path.cwd())
     findings += await anyio.to_thread.run_sync(lambda: list(_orphans(host.home, app, fix=fix)))
     findings += _sockets(host.environ, fix=fix)
+    findings += await anyio.to_thread.run_sync(lambda: list(_skills(host.home)))
+    findings += await anyio.to_thread.run_sync(lambda: [*sessions(host.home), *stores(host.home)])
     findings += _last_bug(host.home)
     return findings
 
@@ -74,6 +78,18 @@ def _home(home: Path) -> Iterator[Finding]:
     )
 
 
+def _skills(home: Path) -> Iterator[Finding]:
+    offered = Skills(bundled=bundled(), home=home, workspace=True).offered(Path.cwd())
+    names = ", ".join(skill.name for skill in offered if skill.problem is None)
+    yield Finding(level="ok", subject="skills", text=names or "none")
+    for skill in offered:
+        if skill.problem is not None:
+            yield Finding(
+                level="warning",
+                subject="skills",
+                text=f"{skill.name} cannot be used: {skill.problem}",
+                help=f"Mend or remove {skill.path}.",
+            )
 def _home_to_be(home: Path) -> Finding:
     nearest = next(folder for folder in home.parents if folder.exists())
     try:
@@ -141,19 +157,7 @@ def _sorted_sockets(folder: Path) -> tuple[list[Path], list[Path]]:
     living: list[Path] = []
     dead: list[Path] = []
     for path in sorted(folder.glob("*.sock")):
-        lock = path.with_name(f"{path.name}.lock")
-        try:
-            fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            dead.append(path)
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            dead.append(path)
-        except BlockingIOError:
-            living.append(path)
-        finally:
-            os.close(fd)
+        (living if serves(path) else dead).append(path)
     return living, dead
 
 

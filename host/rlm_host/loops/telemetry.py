@@ -92,7 +92,7 @@ class _TracedSpan:
             "rlm.loop.reason": decision.reason,
             "rlm.loop.reward": event.observation.reward,
             "rlm.loop.gain": decision.gain,
-            "rlm.loop.cost": to_number(decision.cost),
+            "rlm.loop.cost": to_number(decision.cost + event.apply_cost),
             "rlm.loop.stop": decision.stop,
             "rlm.loop.applied": event.applied,
         }
