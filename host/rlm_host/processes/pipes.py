@@ -9,8 +9,11 @@ from typing import TypeVar
 
 import anyio
 
-READ_BYTES = 256 * 1024
-"""One turn of the loop takes at most this much from one pipe: a flood starves nobody."""
+READ_BYTES = 64 * 1024
+"""
+One turn of the loop takes at most this much from one pipe: a flood starves nobody. It is what a
+pipe holds; a larger buffer is mapped anew for each read.
+"""
 
 T = TypeVar("T")
 

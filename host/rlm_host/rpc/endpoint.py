@@ -13,8 +13,8 @@ import socket
 import stat
 from collections.abc import Callable
 
-CHUNK_BYTES = 256 * 1024
-"""Bytes taken by one read."""
+CHUNK_BYTES = 64 * 1024
+"""Bytes taken by one read: what a pipe holds. A larger buffer is mapped anew for each read."""
 POLLED_BYTES = select.PIPE_BUF
 """A descriptor that polls as writable takes this much without waiting (POSIX, pipe(7))."""
 
