@@ -15,9 +15,12 @@ PROCESSES_END = """
 import os, signal
 for parent in (os.getpid(), os.getppid()):
     for task in os.listdir(f"/proc/{parent}/task"):
-        for pid in map(int, open(f"/proc/{parent}/task/{task}/children").read().split()):
-            if pid != os.getpid():
+        try:
+            listed = open(f"/proc/{parent}/task/{task}/children").read().split()
+            for pid in {*map(int, listed)} - {os.getpid()}:
                 os.kill(pid, signal.SIGKILL)
+        except OSError:  # it has ended by itself
+            pass
 """
 
 
