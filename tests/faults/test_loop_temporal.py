@@ -151,7 +151,7 @@ def test_c14_c15_workers_share_a_run_whatever_their_clocks_say(
     assert second == cluster.runs.events(cluster.run)[3:5]
 
 
-@crash("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", on=TEMPORAL)
+@crash("C1", "C2", "C3", "C4", "C5", "C6", "C8", on=TEMPORAL)
 def test_c1_to_c8_workers_killed_at_every_point_change_nothing_but_the_number_of_tries(
     cluster: Cluster, undisturbed
 ) -> None:

@@ -46,6 +46,7 @@ ROWS = {
 _ENGINES = "claims, leases and renewals are Temporal's own"
 _SERVERS = "the server's own matter; its files are not ours"
 NOT_POSSIBLE = {
+    ("C7", "temporal"): _SERVERS,
     ("C11", "temporal"): _ENGINES,
     ("C13", "temporal"): _ENGINES,
     ("C16", "postgres"): "leases are timed by the server, which starts none anew",
