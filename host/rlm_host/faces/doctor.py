@@ -90,6 +90,8 @@ def _skills(home: Path) -> Iterator[Finding]:
                 text=f"{skill.name} cannot be used: {skill.problem}",
                 help=f"Mend or remove {skill.path}.",
             )
+
+
 def _home_to_be(home: Path) -> Finding:
     nearest = next(folder for folder in home.parents if folder.exists())
     try:
