@@ -11,6 +11,9 @@ set -eu
 tools=$(mkdir -p "$1" && cd "$1" && pwd)
 extension=$(cd "$(dirname "$0")/../vscode" && pwd)
 quiet="--no-audit --no-fund --loglevel=error"
+# Headers that came with Node need not be downloaded.
+node=$(dirname "$(dirname "$(command -v node)")")
+if [ -e "$node/include/node/node.h" ]; then export npm_config_nodedir="$node"; fi
 
 if [ ! -e "$tools/vscode/.complete" ]; then
   rm -rf "$tools/vscode" "$tools/unpacked"
