@@ -26,7 +26,12 @@ _CHECK_BYTES = 9
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the manifest file holds; `version` 1 is what readers of protocol 3 look for."""
+    """
+    What the manifest file holds; `version` 1 is what readers of protocols 1 and 3 look for.
+
+    `bytes` is the payload's size; in the payload's own copy, which is a part of it, that of the
+    values.
+    """
 
     version: int = 1
     format: int = 2

@@ -154,7 +154,7 @@ def _commit(stream: Any, about: file_format.Manifest, target: _Target, manifest:
             os.close(payload_fd)
         manifest_fd = manifest.create()
         try:
-            final = msgspec.structs.replace(about, sha256=digest)
+            final = msgspec.structs.replace(about, sha256=digest, bytes=size_bytes)
             _write_all(manifest_fd, [file_format.encode_manifest(final)])
             os.fsync(manifest_fd)
         finally:

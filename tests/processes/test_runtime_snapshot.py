@@ -232,7 +232,7 @@ def test_files_are_private_and_the_manifest_fits_the_payload(trip: Trip) -> None
     manifest = json.loads(trip.manifest.read_text())
     assert (manifest["version"], manifest["format"], manifest["savedNames"]) == (1, 2, ["x"])
     data = trip.payload.read_bytes()
-    assert saved["bytes"] == len(data)
+    assert saved["bytes"] == manifest["bytes"] == len(data)
     layout, table = file_format.read(memoryview(data))
     import hashlib
 
