@@ -67,7 +67,7 @@ def sandbox() -> tuple[str, ...] | None:
     if shutil.which(PROGRAM) is None:
         return None
     root, python = Path(__file__).resolve().parents[2], Path(b.PYTHON)
-    folders = interpreter_folders(python, root)
+    folders = interpreter_folders(python, root, root / ".no-home")
     view = View(home=root / ".no-home", user_home=None, workspace=root, readable=folders)
     return (PROGRAM, *arguments(view))
 

@@ -188,6 +188,19 @@ async def test_the_managed_environment_runs_inside(bench: KernelBench) -> None:
     assert await value(run, "attempt(sys.prefix + '/x')") is False
 
 
+async def test_the_managed_environment_runs_inside_a_workspace_that_holds_the_home(
+    tmp_path: Path,
+) -> None:
+    need_sandbox()
+    environ = {k: v for k, v in os.environ.items() if k != "RLM_KERNEL_PYTHON"}
+    async with KernelBench(tmp_path) as bench:
+        bench.home = bench.cwd / ".rlm"
+        environ["HOME"] = str(bench.cwd)
+        run = Run(await bench.kernel(host=bench.host(environ=environ), recipe=INSIDE))
+        prefix = await value(run, "import sys; sys.prefix")
+        assert str(prefix).startswith(str(bench.home / "kernel-venvs"))
+
+
 async def test_a_home_inside_the_workspace_is_hidden(tmp_path: Path) -> None:
     need_sandbox()
     async with KernelBench(tmp_path) as bench:
@@ -337,10 +350,11 @@ def test_a_link_of_the_workspace_shows_only_installations_of_python(tmp_path: Pa
     (workspace / ".venv" / "bin").mkdir(parents=True)
     (workspace / ".venv" / "bin" / "python").symlink_to(precious / "bin" / "python")
     (workspace / ".venv" / "pyvenv.cfg").write_text(f"home = {precious}/bin\n")
-    assert interpreter_folders(workspace / ".venv" / "bin" / "python", workspace) == ()
+    python, home = workspace / ".venv" / "bin" / "python", tmp_path / "home"
+    assert interpreter_folders(python, workspace, home) == ()
     (precious / "lib" / "python3.12").mkdir(parents=True)
     (precious / "lib" / "python3.12" / "os.py").touch()
-    assert interpreter_folders(workspace / ".venv/bin/python", workspace) == (precious,)
+    assert interpreter_folders(python, workspace, home) == (precious,)
 
 
 async def test_a_childs_folder_that_is_a_link_leads_nowhere(

@@ -41,7 +41,7 @@ def sandboxed(workspace: Path, home: Path) -> tuple[str, ...]:
         home=home,
         user_home=None,
         workspace=workspace,
-        readable=(*interpreter_folders(Path(sys.executable), workspace), ROOT),
+        readable=(*interpreter_folders(Path(sys.executable), workspace, home), ROOT),
     )
     return (PROGRAM, *arguments(view), *COMMAND)
 

@@ -129,7 +129,7 @@ async def resolve(
             user_home=Path(variables["HOME"]) if "HOME" in variables else None,
             workspace=session.cwd,
             readable=(
-                *interpreter_folders(Path(python), session.cwd),
+                *interpreter_folders(Path(python), session.cwd, host.home),
                 *(folder for folder in [skills_folder(host.home)] if folder.is_dir()),
             ),
             network=bool(recipe.network),

@@ -119,16 +119,19 @@ def arguments(view: View) -> tuple[str, ...]:
     return (*words, "--remount-ro", "/", "--chdir", str(view.workspace))
 
 
-def interpreter_folders(python: Path, workspace: Path) -> tuple[Path, ...]:
+def interpreter_folders(python: Path, workspace: Path, home: Path) -> tuple[Path, ...]:
     """
     Give the folders that `python` needs to start, besides the system's and the workspace's own.
 
-    Nothing is run. A link or a pyvenv.cfg can only name what is an installation of Python.
+    Nothing is run. A link or a pyvenv.cfg can only name what is an installation of Python. What
+    lies in RLM_HOME is never seen with the workspace, also where that contains it.
     """
     found: dict[Path, None] = {}
     visible = (workspace, workspace.resolve(), *map(Path, SYSTEM))
 
     def is_visible(folder: Path) -> bool:
+        if folder.resolve().is_relative_to(home.resolve()):
+            return False
         return any(folder.is_relative_to(one) for one in visible)
 
     for program in _hops(python):
