@@ -249,11 +249,14 @@ def test_c21_a_step_that_always_kills_its_worker_fails_the_run(
 
 @crash("C25", on=TEMPORAL)
 def test_c25_a_killed_server_goes_on_where_it_was(cluster: Cluster, undisturbed) -> None:
+    """The worker says that it is away in the log; `nursery` sees that stdout stays empty."""
     cluster.submit()
     stopped = cluster.work(fault={"action": "SIGSTOP", "point": "in_step", "nth": 3})
     until(lambda: len(cluster.effects.by_generation("step")) == 3, "the third step")
-    cluster.server.restart_after_kill()
+    cluster.server.end(signal.SIGKILL)
     os.kill(stopped.pid, signal.SIGCONT)
+    until(lambda: "retried" in cluster.children.stderr, "a warning")
+    cluster.server.start()
     cluster.ended()
     assert cluster.history() == undisturbed
 

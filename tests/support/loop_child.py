@@ -2,7 +2,8 @@
 Processes that work on a loop and die where a test wants it.
 
 `python -m support.loop_child` forks one process per request: imported once, it is ready in a few
-milliseconds. Each writes what it does outside, with a sync, to the effects file beside its store.
+milliseconds. It answers on a descriptor of its own, for nothing may come between its answers:
+Temporal's core, left to itself, printed to stdout. Each child writes what it does outside, with a sync, to the effects file beside its store.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TextIO
 
 import anyio
 import msgspec
@@ -38,6 +41,8 @@ ACTIONS = ["accept", "accept", "reject", "rollback", "accept", "accept"]
 LIVE = {3: 0.1}
 CONFIG = dict(max_generations=len(REWARDS), rollback_drop=0.3, seed=7)
 PATIENCE_S = 30.0
+ANSWER_S = 240.0
+"""Longer than any test waits for a child by itself."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -173,13 +178,14 @@ def work(request: dict) -> str:
     return status
 
 
-def serve() -> None:
+def serve(answers_fd: int) -> None:
     """Fork a process per request; answer with its pid, later with how it ended."""
+    answers = open(answers_fd, "w", buffering=1)  # noqa: SIM115 -- for the life of the process
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
+            print(os.waitstatus_to_exitcode(status), file=answers)
             continue
         pid = os.fork()
         if pid == 0:
@@ -189,7 +195,7 @@ def serve() -> None:
                 Path(request["out"]).write_text(work(request))
                 code = 0
             os._exit(code)
-        print(pid, flush=True)
+        print(pid, file=answers)
 
 
 class Child:
@@ -234,13 +240,26 @@ def clock_env(shift: str) -> dict[str, str]:
 class Nursery:
     """Starts children; owned by `nursery()`."""
 
-    def __init__(self, server: "subprocess.Popen[str]", folder: Path) -> None:
-        self.server, self.folder, self.count = server, folder, 0
+    def __init__(self, server: "subprocess.Popen[str]", answers: TextIO, folder: Path) -> None:
+        self.server, self.answers, self.folder, self.count = server, answers, folder, 0
+
+    @property
+    def stdout(self) -> str:
+        """What it and its children printed to stdout."""
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it and its children printed to stderr: the log of those that set none up."""
+        return (self.folder / "stderr").read_text()
 
     def ask(self, request: dict) -> str:
+        """Give its answer, which is one line for one request."""
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
-        return self.server.stdout.readline()
+        ready, _, _ = select.select([self.answers], [], [], ANSWER_S)
+        assert ready, f"no answer to {request} in {ANSWER_S} s; {self.stderr[-2000:]}"
+        return self.answers.readline()
 
     def start(self, db: Path, **request) -> Child:
         self.count += 1
@@ -255,17 +274,25 @@ def nursery(
 ) -> Iterator[Nursery]:
     """Own a process that forks children, with these modules imported beforehand."""
     tests = Path(__file__).parents[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "support.loop_child", *imported],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tests,
-        env={**os.environ, "PYTHONPATH": str(tests), **env},
-    )
-    with server:
-        yield Nursery(server, folder)
-        server.stdin.close()
+    ours, theirs = os.pipe()
+    with contextlib.ExitStack() as block:
+        answers = block.enter_context(open(ours))
+        with open(theirs, "w"):
+            server = subprocess.Popen(
+                [sys.executable, "-m", "support.loop_child", str(theirs), *imported],
+                stdin=subprocess.PIPE,
+                stdout=block.enter_context((folder / "stdout").open("w")),
+                stderr=block.enter_context((folder / "stderr").open("w")),
+                text=True,
+                cwd=tests,
+                env={**os.environ, "PYTHONPATH": str(tests), **env},
+                pass_fds=[theirs],
+            )
+        opened = Nursery(server, answers, folder)
+        with server:
+            yield opened
+            server.stdin.close()
+        assert not opened.stdout, "stdout is a command's answer, and nobody else's"
 
 
 class FailingLog:
@@ -290,6 +317,6 @@ async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
 
 
 if __name__ == "__main__":
-    for module in sys.argv[1:]:
+    for module in sys.argv[2:]:
         importlib.import_module(module)  # once, for all that are forked
-    serve()
+    serve(int(sys.argv[1]))

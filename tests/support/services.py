@@ -211,10 +211,6 @@ class Temporal(Server):
         asked = [self.argv[0], "operator", "cluster", "health", "--address", self.url]
         return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
-    def restart_after_kill(self) -> None:
-        self.end(signal.SIGKILL)
-        self.start()
-
 
 def _free_port() -> int:
     with socket.socket() as probe:

@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import functools
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from temporalio.common import (
     WorkflowIDReusePolicy,
 )
 from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from rlm_protocol import loop_records as records
@@ -31,6 +34,7 @@ from ..stores.base import PAGE, ControlAction, EventRow, Health, HintsOf, Page, 
 from ..stores.rows import check_same_run, not_completed
 from .history import Entry, Execution
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Rows = list[EventRow]
 QUEUE = "rlm-loops"
@@ -307,9 +311,23 @@ _RUNS = f"WorkflowType = '{wire.WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNe
 async def connect(address: str, namespace: str, identity: str | None = None) -> Client:
     """Reach a cluster, which knows us as `identity`. Raises StoreUnavailable."""
     try:
-        return await Client.connect(address, namespace=namespace, identity=identity)
+        return await Client.connect(
+            address, namespace=namespace, identity=identity, runtime=_runtime()
+        )
     except (RPCError, RuntimeError) as why:
         raise _unavailable(address, why) from why
+
+
+@functools.cache
+def _runtime() -> Runtime:
+    """
+    Give the process's one Temporal runtime, whose warnings go to our log.
+
+    Left to itself, Temporal's core prints them to stdout, among what a command answers there.
+    """
+    forwarding = LogForwardingConfig(logger=log, append_target_to_name=False)
+    logging_to_us = LoggingConfig(filter=LoggingConfig.default.filter, forwarding=forwarding)
+    return Runtime(telemetry=TelemetryConfig(logging=logging_to_us))
 
 
 def _unavailable(address: str, why: Exception) -> StoreUnavailable:
