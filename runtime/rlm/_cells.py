@@ -260,7 +260,9 @@ def _trimmed(error: BaseException) -> types.TracebackType | None:
         at = at.tb_next
     trimmed = None
     for tb in reversed(kept):
-        trimmed = types.TracebackType(trimmed, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+        # Some instructions of a `with` or `try` are on no line, and an interrupt may hit them.
+        line = tb.tb_lineno or tb.tb_frame.f_code.co_firstlineno
+        trimmed = types.TracebackType(trimmed, tb.tb_frame, tb.tb_lasti, line)
     return trimmed
 
 
