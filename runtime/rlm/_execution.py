@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
 """What waits its turn."""
+SERIAL = (k.Execute, k.Snapshot, k.Restore, k.ListNames)
 
 
 class Execution:
@@ -38,6 +39,9 @@ class Execution:
         self.memory = _memory_limit()
         self.forked = False
         self._runtime = runtime
+        self._watch = runtime.watch
+        self._pipes = runtime.channels.pipes
+        self._streams = runtime.streams
         self._wire = runtime.wire
         self._outbox = runtime.outbox
         self._interrupter = runtime.interrupter
@@ -61,21 +65,25 @@ class Execution:
 
     def begin(self, request: Serial, json_id: bytes) -> None:
         """Run a request to its `done`; a cell that awaits goes on as a task."""
+        if not self._watch.awake:
+            self._watch.wake()
         self._id, self._json_id = request.id, json_id
         if self.memory is not None:
             self.memory.cell()
         parked = self._interrupter.begin(request.id)
-        self._runtime.streams.install()
-        _protect.mend(self._runtime.channels.pipes)
+        self._streams.install()
+        if _protect.maybe_lost:
+            _protect.mend(self._pipes)
         self._wire.page.set_author(json_id)  # what is captured from now on is this request's
-        self.context.run(self._run, request, parked)
+        if type(request) is k.Execute:
+            self.context.run(self._execute, request, parked)
+        else:
+            self.context.run(self._serve, request, parked)
 
-    def _run(self, request: Serial, parked: bool) -> None:
-        _capture.cell_id.set(request.id)
-        if isinstance(request, k.Execute):
-            self._execute(request, parked)
-            return
+    def _serve(self, request: Any, parked: bool) -> None:
         from . import _serial
+
+        _capture.cell_id.set(request.id)
 
         try:
             if parked:
@@ -87,6 +95,7 @@ class Execution:
             self._finish(None, b"", msgspec.structs.replace(done, nonce=self._runtime.nonce))
 
     def _execute(self, request: k.Execute, parked: bool) -> None:
+        _capture.cell_id.set(request.id)
         self._cells += 1
         name = f"<cell-{self._cells}>"
         self._sources.add(name, request.code)
@@ -106,7 +115,8 @@ class Execution:
 
     def _start(self, request: k.Execute, name: str, parts: _cells.Parts) -> None:
         running = _cells.run_async(parts[0], parts[1], self.namespace)
-        task = self._runtime.loop.create_task(running, context=self.context)
+        # Not by the loop's factory, which keeps track of the tasks that cells leave behind.
+        task = asyncio.Task(running, loop=self._runtime.loop, context=self.context)
         self._interrupter.task = task
 
         def ended(task: asyncio.Task[Any]) -> None:
@@ -115,27 +125,27 @@ class Execution:
             except BaseException as error:  # cancelled before its first step
                 value = Failure(error)
             del task
+            self._interrupter.task = None
             self.context.run(self._executed, request, name, parts, value)
             self._runtime.step()
 
         task.add_done_callback(ended)
 
     def _executed(self, request: k.Execute, name: str, parts: _cells.Parts, value: Any) -> None:
-        self._interrupter.task = None
         if self.forked:
             _end_fork(value)
         frame = b""
         failure: Failure | None = None
-        if type(value) is Failure:  # isinstance would ask the value for its `__class__`
+        if value is None:
+            pass
+        elif type(value) is Failure:  # isinstance would ask the value for its `__class__`
             failure = value
             if self._interrupter.cancelled == request.id:
                 failure.cancelled_by_interrupt()
-        elif value is not None and not request.silent:
+        elif not request.silent:
             self.namespace["_"] = value
             try:
-                text = _cells.exact(_cells.call(repr, value))
-                frame = _frames.result(request.id, self._json_id, text)
-                del text
+                frame = _frames.result(request.id, self._json_id, _cells.text_of(value))
             except BaseException as error:
                 failure = Failure(error)
         self._finish(failure, frame)
@@ -156,7 +166,7 @@ class Execution:
             last = frame + b'{"event":"done","id":' + self._json_id + self._ok
         else:
             last = _frames.done(done)
-        written = self._outbox.take()
+        written = self._outbox.take() if self._outbox.items else b""
         self._wire.fence()
         # The pipes are empty and the lock is held: this is the last moment to be interrupted.
         if self._interrupter.end() and failure is None and done is None:

@@ -58,9 +58,13 @@ class Targets:
         return True
 
     def begin(self, id_: str) -> bool:
-        """Make a waiting request the active one. True when it must be interrupted at once."""
+        """
+        Make a request the active one, whether it has waited or not.
+
+        True when it must be interrupted at once.
+        """
         self.active = id_
-        return self._waiting.pop(id_)
+        return self._waiting.pop(id_, False)
 
     def end(self) -> None:
         """Close the active request: from here on nothing can hit it."""
@@ -174,7 +178,8 @@ class Interrupter:
 
     def begin(self, id_: str) -> bool:
         """Open a request. True when an interrupt was parked for it."""
-        self.install()
+        if self.maybe_blocked or _signal.getsignal(_SIGINT) is not self._handler:
+            self.install()
         self.wanted = self.cancelled = self._cancelled_at = self._earlier = None
         return self._targets.begin(id_)
 

@@ -22,7 +22,7 @@ from rlm_protocol.framing import Refused
 from rlm_protocol.limits import INSPECT_MS
 
 from . import _bridge, _capture, _frames, _loop, _protect
-from ._execution import Execution, Serial
+from ._execution import SERIAL, Execution, Serial
 from ._guard import Channels
 from ._interrupt import Interrupter, Targets, turns_the_loop
 from ._page import ID_BYTES
@@ -54,26 +54,29 @@ class Runtime:
         self._replies: deque[k.HostReply] = deque()
         self._questions: deque[tuple[float, Question]] = deque()  # since when each one waits
         self._bad: deque[str] = deque()
+        self._waiting = (self._queue, self._replies, self._questions, self._bad)
         self._reads_seen = 0
         self._failures = 0
         self._closing: float | None = None
         self._farewell: k.Done | None = None
-        self._watch = Watch(self._look)
+        self.watch = Watch(self._look)
         self._flusher = Watch(self._ship)
-        self.outbox = _capture.Outbox(self.wire, self._flusher.wake)
+        self.outbox = _capture.Outbox(self.wire, self._flusher)
         self.streams = _capture.Streams(self.outbox, self.interrupter)
         self.execution = Execution(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tasks_most = 0
         self.bridge = _bridge.Bridge()
-        self.loop, loop_fds = _loop.new(self.inbox, self._readable, self._end_turn)
+        due = (self.bridge.frames, self._tasks)
+        selector = _loop.Selector(self.inbox, self._readable, self._end_turn, due)
+        self.loop, loop_fds = _loop.new(selector, self.inbox)
         self.loop.set_task_factory(self._make_task)
         self.interrupter.loop = self.loop
         self.interrupter.install()
         _protect.protect([*self.wire.own_fds, *self.inbox.own_fds, *loop_fds])
         _protect.protect([*channels.captured, *channels.pipes])
         if self.execution.memory is not None:
-            for watch in (self._watch, self._flusher):
+            for watch in (self.watch, self._flusher):
                 watch.wake()  # a full kernel could not start their threads
         self._use()
         os.register_at_fork(after_in_child=self._after_fork)
@@ -112,12 +115,34 @@ class Runtime:
         for task in tuple(self._tasks):
             task.cancel()
 
-    def _readable(self) -> None:
+    def _readable(self, seen_after: int) -> None:
+        """Serve what has come, right where the loop waits for it."""
         self._failures = 0
-        self._intake()
+        lines = self.inbox.take(seen_after)
+        if len(lines) == 1 and not any(self._waiting) and self._serve_alone(lines[0]):
+            return
+        self._sort(lines)
         if self.interrupter.wanted is not None:
             self.interrupter.deliver(sys._getframe())
         self.step()
+
+    def _serve_alone(self, line: bytes | Refused) -> bool:
+        """Serve what came alone, while nothing waits, without queueing it. False: it must be."""
+        if isinstance(line, Refused) or self.inbox.ended or self._closing is not None:
+            return False
+        try:
+            request = k.decode_request(line)
+        except MalformedFrame:
+            return False
+        if isinstance(request, k.HostReply):
+            self.bridge.reply(request.id, request.data)
+            return True
+        if isinstance(request, k.Execute) and self.targets.active is None:
+            json_id = _frames.encode_text(request.id)
+            if len(json_id) <= ID_BYTES:
+                self.execution.begin(request, json_id)
+                return True
+        return False
 
     def _end_turn(self, idle: bool) -> None:
         """Send what cells have asked their host in this turn; forget tasks that have ended."""
@@ -129,20 +154,19 @@ class Runtime:
 
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
 
-    def _intake(self) -> None:
-        for line in self.inbox.take():
-            self._sort(line)
+    def _intake_aside(self) -> None:
+        """Read for the loop, from a signal handler or the watch."""
+        self._sort(self.inbox.take())
+        if any(self._waiting) or self._closing is not None:
+            self.loop.call_soon_threadsafe(self.step)
+
+    def _sort(self, lines: list[bytes | Refused]) -> None:
+        for line in lines:
+            self._sort_one(line)
         if self.inbox.ended and self._closing is None:
             self._close(None)
 
-    def _intake_aside(self) -> None:
-        """Read for the loop, from a signal handler or the watch."""
-        self._intake()
-        found = self._queue or self._replies or self._questions or self._bad
-        if found or self._closing is not None:
-            self.loop.call_soon_threadsafe(self.step)
-
-    def _sort(self, line: bytes | Refused) -> None:
+    def _sort_one(self, line: bytes | Refused) -> None:
         if isinstance(line, Refused):
             self._bad.append(str(line.error))
             return
@@ -152,7 +176,7 @@ class Runtime:
             if line.strip():  # a blank line is ignored
                 self._bad.append(str(why))
             return
-        if isinstance(request, (k.Execute, k.Snapshot, k.Restore, k.ListNames)):
+        if isinstance(request, SERIAL):
             self._enqueue(request, len(line))
         elif isinstance(request, k.HostReply):
             self._replies.append(request)
@@ -182,7 +206,7 @@ class Runtime:
             self._closing = time.monotonic() + SHUTDOWN_S
         if id_ is not None:
             self._farewell = k.Done(id=id_, status="ok", nonce=self.nonce)
-        self._watch.wake()
+        self.watch.wake()
         self._flusher.wake()
 
     # --- the two watching threads -----------------------------------------------------------------
@@ -243,7 +267,6 @@ class Runtime:
                 return
             request, json_id, size_bytes = self._queue.popleft()
             self._queued_bytes -= size_bytes
-            self._watch.wake()
             self.execution.begin(request, json_id)
 
     def _serve_at_once(self) -> None:
@@ -266,7 +289,7 @@ class Runtime:
 
     def stop_threads(self) -> None:
         """Come down to one thread; ours start again when there is something to watch."""
-        self._watch.stop()
+        self.watch.stop()
         self._flusher.stop()
 
     # --- the end ----------------------------------------------------------------------------------
@@ -299,7 +322,7 @@ class Runtime:
         for fd in (self.wire.fd, self.inbox.fd):
             os.dup2(null, fd, inheritable=False)
         os.close(null)
-        self._watch.forget()
+        self.watch.forget()
         self._flusher.forget()
         selector = getattr(self.loop, "_selector", None)
         if selector is not None:
