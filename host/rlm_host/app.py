@@ -304,7 +304,7 @@ def _config_file(config: Config) -> ConfigFile:
 
 def _spending(config: BudgetConfig, home: Path) -> "Spending | None":
     """Give what holds the budgets of host and day; None without such limits."""
-    from rlm_protocol.session import Budget
+    from rlm_protocol.usage import Budget
 
     from .children.spending import Spending
 
