@@ -58,13 +58,9 @@ class Targets:
         return True
 
     def begin(self, id_: str) -> bool:
-        """
-        Make a request the active one, whether it has waited or not.
-
-        True when it must be interrupted at once.
-        """
+        """Make a waiting request the active one. True when it must be interrupted at once."""
         self.active = id_
-        return self._waiting.pop(id_, False)
+        return self._waiting.pop(id_)
 
     def end(self) -> None:
         """Close the active request: from here on nothing can hit it."""

@@ -32,6 +32,8 @@ from ._wire import Inbox, Wire
 SHUTDOWN_S = 1.6
 """After this long a cell that does not end is left to the guard, and `done` is said without it."""
 QUEUED_BYTES = 64 * 1024 * 1024
+_SHORT_ID = ID_BYTES // 6 - 1
+"""Characters of an id that is surely not too long: none takes more than six bytes in JSON."""
 _LOOP_FAILURES = 1000
 _PATIENCE_S = SHUTDOWN_S - 0.1
 """Seconds before the end of a shutdown from which on the running cell is interrupted."""
@@ -119,30 +121,41 @@ class Runtime:
         """Serve what has come, right where the loop waits for it."""
         self._failures = 0
         lines = self.inbox.take(seen_after)
-        if len(lines) == 1 and not any(self._waiting) and self._serve_alone(lines[0]):
-            return
-        self._sort(lines)
+        if lines is not None:
+            alone = None
+            try:
+                if len(lines) == 1 and not any(self._waiting):
+                    alone = self._alone(lines[0])
+                if alone is None:
+                    self._sort(lines)
+            finally:
+                if self.inbox.release():
+                    self._intake()
+            if alone is not None:
+                self._serve_alone(alone)
+                return
         if self.interrupter.wanted is not None:
             self.interrupter.deliver(sys._getframe())
         self.step()
 
-    def _serve_alone(self, line: bytes | Refused) -> bool:
-        """Serve what came alone, while nothing waits, without queueing it. False: it must be."""
-        if isinstance(line, Refused) or self.inbox.ended or self._closing is not None:
-            return False
+    def _alone(self, line: bytes | Refused) -> k.Execute | k.HostReply | None:
+        """Decode what came alone while nothing waits. None: it is sorted, and may have to wait."""
+        if self.inbox.ended or self._closing is not None or isinstance(line, Refused):
+            return None
         try:
             request = k.decode_request(line)
         except MalformedFrame:
-            return False
-        if isinstance(request, k.HostReply):
+            return None
+        if isinstance(request, k.Execute) and len(request.id) <= _SHORT_ID:
+            free = self.targets.active is None
+            return request if free and self.targets.admit(request.id) else None
+        return request if isinstance(request, k.HostReply) else None
+
+    def _serve_alone(self, request: k.Execute | k.HostReply) -> None:
+        if isinstance(request, k.Execute):
+            self.execution.begin(request, _frames.encode_text(request.id))
+        else:
             self.bridge.reply(request.id, request.data)
-            return True
-        if isinstance(request, k.Execute) and self.targets.active is None:
-            json_id = _frames.encode_text(request.id)
-            if len(json_id) <= ID_BYTES:
-                self.execution.begin(request, json_id)
-                return True
-        return False
 
     def _end_turn(self, idle: bool) -> None:
         """Send what cells have asked their host in this turn; forget tasks that have ended."""
@@ -156,9 +169,22 @@ class Runtime:
 
     def _intake_aside(self) -> None:
         """Read for the loop, from a signal handler or the watch."""
-        self._sort(self.inbox.take())
+        self._intake()
         if any(self._waiting) or self._closing is not None:
             self.loop.call_soon_threadsafe(self.step)
+
+    def _intake(self) -> None:
+        """
+        Sort what has come. Who reads also sorts before another may read.
+
+        So an interrupt never overtakes its request.
+        """
+        again = True
+        while again and (lines := self.inbox.take()) is not None:
+            try:
+                self._sort(lines)
+            finally:
+                again = self.inbox.release()
 
     def _sort(self, lines: list[bytes | Refused]) -> None:
         for line in lines:

@@ -120,7 +120,7 @@ class Inbox:
         self.fd = fd
         self._receiver = LineReceiver(max_frame_bytes=KERNEL_REQUEST_BYTES)
         self._lock = allocate_lock()
-        self._again = False
+        self._wanted = False  # to read, by a context that could not
         self._whole = True  # nothing of an unfinished line is in the receiver
         self._looker = _Looker((fd,))
         self.reads = 0
@@ -131,40 +131,44 @@ class Inbox:
         """What a cell must not close."""
         return (self.fd, *self._looker.own_fds)
 
-    def take(self, seen_after: int = -1) -> list[bytes | Refused]:
+    def take(self, seen_after: int = -1) -> list[bytes | Refused] | None:
         """
-        Give the lines that have arrived; [] when there are none or another context is reading.
+        Give the lines that have arrived, and keep other contexts from reading until `release`.
 
-        At most `_READS` reads: whoever calls serves what it got before it asks again. Afterwards
-        `ended` tells whether the stream is over.
+        None when another context is at it. At most `_READS` reads: whoever calls serves what it got
+        before it asks again. Afterwards `ended` tells whether the stream is over.
 
         Args:
             seen_after: bytes lay unread after so many reads; if it is still as many, they still do.
         """
         if not self._lock.acquire(False):
-            self._again = True  # whoever reads now looks once more
-            return []
+            self._wanted = True
+            return None
         try:
-            self._again = False
+            self._wanted = False
             if seen_after != self.reads and not self.waiting():
                 return []
             lines, more = self._read(_FIRST_READ_BYTES)
-            if more or self._again:
+            if more:
                 self._read_on(lines)
             return lines
-        finally:
+        except BaseException:
             self._lock.release()
+            raise
+
+    def release(self) -> bool:
+        """Let others read. True when one of them wanted to: take again, and in its place."""
+        self._lock.release()
+        return self._wanted
 
     def _read_on(self, lines: list[bytes | Refused]) -> None:
         """Add what else has arrived."""
+        more = True
         for _ in range(_READS - 1):
-            self._again = False
-            if not self.waiting():
+            if not more or not self.waiting():
                 return
             others, more = self._read(READ_BYTES)
             lines += others
-            if not (more or self._again):
-                return
 
     def waiting(self) -> bool:
         """Tell whether bytes lie unread."""

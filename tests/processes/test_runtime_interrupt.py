@@ -229,3 +229,22 @@ def test_two_full_pipes_do_not_deadlock(runtime: Runtime) -> None:
     big = runtime.start("x = '" + "x" * 3_000_000 + "'\nlen(x)")
     assert runtime.until_done(id_).text().count("p") == 2_000_000
     assert runtime.until_done(big).result == "3000000"
+
+
+def test_an_interrupt_never_overtakes_its_request(runtime: Runtime) -> None:
+    """It comes while the request has been read and is not yet in flight."""
+    runtime.run(
+        "import os, select, signal\nfrom rlm import _runtime\n"
+        "k, inbox = _runtime.k, _runtime.current().inbox\ndecode = k.decode_request\n"
+        "def slowly(line):\n request = decode(line)\n"
+        " if isinstance(request, k.Execute) and request.id == 'aimed':\n"
+        "  os.write(1, b'read')\n  select.select([inbox.fd], [], [], 20)\n  os.kill(os.getpid(), signal.SIGINT)\n"
+        " return request\nk.decode_request = slowly"
+    )
+    for code in ("sum(range(10**6))", "await __import__('asyncio').sleep(0.5)"):
+        runtime.start(code, id="aimed")
+        runtime.until(lambda e: e.get("text") == "read")
+        runtime.interrupt("aimed", ring=False)
+        assert runtime.until_done("aimed").ename == "KeyboardInterrupt"
+    runtime.run("k.decode_request = decode")
+    assert runtime.alive()

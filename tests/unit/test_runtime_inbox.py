@@ -26,6 +26,13 @@ def pipe() -> Iterator[tuple[int, int]]:
             continue
 
 
+def taken(inbox: Inbox, seen_after: int = -1) -> list[bytes | Refused]:
+    lines = inbox.take(seen_after)
+    assert lines is not None
+    assert not inbox.release()
+    return lines
+
+
 def feed(pieces: list[bytes], *, seen: bool = False) -> list[bytes | Refused]:
     """Write the pieces, and read after each; then close. `seen`: as the loop reads."""
     read_end, write_end = os.pipe()
@@ -35,10 +42,10 @@ def feed(pieces: list[bytes], *, seen: bool = False) -> list[bytes | Refused]:
         for piece in pieces:
             for at in range(0, len(piece), 60_000):
                 os.write(write_end, piece[at : at + 60_000])
-                got += inbox.take(inbox.reads) if seen else inbox.take()
+                got += taken(inbox, inbox.reads if seen else -1)
         os.close(write_end)
         while not inbox.ended:
-            got += inbox.take()
+            got += taken(inbox)
     finally:
         for fd in inbox.own_fds:
             os.close(fd)
@@ -80,7 +87,19 @@ def test_what_another_context_has_read_is_not_waited_for(pipe: tuple[int, int]) 
     inbox = Inbox(pipe[0])
     os.write(pipe[1], b"{}\n")
     seen_after = inbox.reads
-    assert inbox.take() == [b"{}"]
-    assert inbox.take(seen_after) == []
+    assert taken(inbox) == [b"{}"]
+    assert taken(inbox, seen_after) == []
+    for fd in inbox.own_fds[1:]:
+        os.close(fd)
+
+
+def test_who_could_not_read_is_not_forgotten(pipe: tuple[int, int]) -> None:
+    inbox = Inbox(pipe[0])
+    os.write(pipe[1], b"a\n")
+    assert inbox.take() == [b"a"]
+    os.write(pipe[1], b"b\n")
+    assert inbox.take() is None, "it is not sorted yet"
+    assert inbox.release()
+    assert taken(inbox) == [b"b"]
     for fd in inbox.own_fds[1:]:
         os.close(fd)
