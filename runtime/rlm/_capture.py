@@ -232,7 +232,11 @@ class Streams:
 
     def install(self) -> None:
         """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
-        if self._nothing.closed:
+        try:
+            lost = self._nothing.closed
+        except ValueError:  # of its buffer a cell has made another stream
+            lost = True
+        if lost:
             self._bound["stdin"] = self._nothing = _empty()
         _sys.update(self._bound)
 
