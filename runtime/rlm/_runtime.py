@@ -130,9 +130,12 @@ class Runtime:
                     self._sort(lines)
             finally:
                 if self.inbox.release():
-                    self._intake()
+                    self._intake_aside()
+            if isinstance(alone, k.Execute):
+                self.execution.begin(alone, _frames.encode_text(alone.id))
+                return
             if alone is not None:
-                self._serve_alone(alone)
+                self.bridge.reply(alone.id, alone.data)
                 return
         if self.interrupter.wanted is not None:
             self.interrupter.deliver(sys._getframe())
@@ -151,12 +154,6 @@ class Runtime:
             return request if free and self.targets.admit(request.id) else None
         return request if isinstance(request, k.HostReply) else None
 
-    def _serve_alone(self, request: k.Execute | k.HostReply) -> None:
-        if isinstance(request, k.Execute):
-            self.execution.begin(request, _frames.encode_text(request.id))
-        else:
-            self.bridge.reply(request.id, request.data)
-
     def _end_turn(self, idle: bool) -> None:
         """Send what cells have asked their host in this turn; forget tasks that have ended."""
         if self.bridge.frames:
@@ -168,7 +165,7 @@ class Runtime:
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
 
     def _intake_aside(self) -> None:
-        """Read for the loop, from a signal handler or the watch."""
+        """Read for the loop, where it cannot: in a signal handler or the watch, say."""
         self._intake()
         if any(self._waiting) or self._closing is not None:
             self.loop.call_soon_threadsafe(self.step)
