@@ -75,16 +75,15 @@ class Execution:
         if _protect.maybe_lost:
             _protect.mend(self._pipes)
         self._wire.page.set_author(json_id)  # what is captured from now on is this request's
-        if type(request) is k.Execute:
+        if isinstance(request, k.Execute):
             self.context.run(self._execute, request, parked)
         else:
             self.context.run(self._serve, request, parked)
 
-    def _serve(self, request: Any, parked: bool) -> None:
+    def _serve(self, request: k.Snapshot | k.Restore | k.ListNames, parked: bool) -> None:
         from . import _serial
 
         _capture.cell_id.set(request.id)
-
         try:
             if parked:
                 raise KeyboardInterrupt
@@ -136,13 +135,11 @@ class Execution:
             _end_fork(value)
         frame = b""
         failure: Failure | None = None
-        if value is None:
-            pass
-        elif type(value) is Failure:  # isinstance would ask the value for its `__class__`
+        if type(value) is Failure:  # isinstance would ask the value for its `__class__`
             failure = value
             if self._interrupter.cancelled == request.id:
                 failure.cancelled_by_interrupt()
-        elif not request.silent:
+        elif value is not None and not request.silent:
             self.namespace["_"] = value
             try:
                 frame = _frames.result(request.id, self._json_id, _cells.text_of(value))
