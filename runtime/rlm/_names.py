@@ -19,6 +19,7 @@ def is_users(name: object) -> bool:
     """Tell whether the user made this name."""
     return (
         type(name) is str
+        and name.isidentifier()
         and not name.startswith("_")
         and name not in RUNTIME_NAMES
         and name not in SKILLS

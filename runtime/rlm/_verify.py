@@ -6,6 +6,7 @@ parent's it would find every class alive and be blind. Not tried while threads o
 fork then copies whatever lock they hold.
 """
 
+import gc
 import mmap
 import os
 import select
@@ -126,18 +127,20 @@ def _load_and_report(
     """The child's part. Leaves by `os._exit` whatever the pickles do."""
     try:
         signal.alarm(int(LIMIT_S) + 1)
+        gc.disable()
+        kept: list[Any] = []  # no finaliser may run here: it would delete the parent's files
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
         stream = saved.stream
-        _forget_classes()
+        fresh = _forget_classes()
         _, failures = _unpickling.load(
-            stream.data, list(stream.buffers), stream.names, stream.ends, progress.at
+            stream.data, list(stream.buffers), stream.names, stream.ends, fresh, kept, progress.at
         )
         failed = {}
         for row in failures:  # what leans on a failed name fails with it; alone it may come back
             progress.at(stream.names.index(row.name))
-            if not _loads_alone(row.name, namespace, caps):
+            if not _loads_alone(row.name, namespace, caps, kept):
                 failed[row.name] = row.reason
         failed = failed or {row.name: row.reason for row in failures}
         progress.at(len(stream.names))
@@ -148,15 +151,19 @@ def _load_and_report(
         os._exit(0)
 
 
-def _loads_alone(name: str, namespace: dict[str, Any], caps: Caps) -> bool:
+def _loads_alone(name: str, namespace: dict[str, Any], caps: Caps, kept: list[Any]) -> bool:
     others = dict.fromkeys(namespace.keys() - {name}, "")
     alone = _pickling.dump(namespace, others, caps).stream
-    _forget_classes()
-    _, failed = _unpickling.load(alone.data, list(alone.buffers), alone.names, alone.ends)
+    fresh = _forget_classes()
+    _, failed = _unpickling.load(
+        alone.data, list(alone.buffers), alone.names, alone.ends, fresh, kept
+    )
     return not failed
 
 
-def _forget_classes() -> None:
+def _forget_classes() -> dict[str, Any]:
+    """Be as a kernel that has just been started; give its namespace."""
     internals._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
     internals._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
     sys.modules["__main__"] = types.ModuleType("__main__")
+    return vars(sys.modules["__main__"])
