@@ -13,7 +13,6 @@ import select
 import signal
 import sys
 import threading
-import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 import cloudpickle.cloudpickle as internals  # type: ignore[import-untyped]
 import msgspec
 
-from . import _cells, _pickling, _unpickling
+from . import _cells, _clock, _pickling, _unpickling
 from ._pickling import Caps, Saved
 
 LIMIT_S = 2.0
@@ -39,7 +38,7 @@ def verified(saved: Saved, namespace: dict[str, Any], caps: Caps) -> tuple[Saved
     """
     if not saved.stream.needs_check:
         return saved, True
-    deadline = time.monotonic() + LIMIT_S
+    deadline = _clock.monotonic() + LIMIT_S
     for _ in range(_PASSES):
         if foreign_threads():
             return saved, False
@@ -83,9 +82,9 @@ def _try(
 ) -> dict[str, str] | None:
     """Load in a child. Gives the names that fail; None when time is over."""
     progress = _Progress()
-    with _child(saved, namespace, caps, progress) as report:
+    with _keeping_children(), _child(saved, namespace, caps, progress) as report:
         data = b""
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - _clock.monotonic()) > 0:
             if not select.select([report], [], [], left)[0]:
                 return None
             more = os.read(report, 1 << 20)
@@ -99,6 +98,17 @@ def _try(
             names = saved.stream.names[progress.last() :]
             return {names[0]: "loading it ends the process"} if names else None
         return None
+
+
+@contextmanager
+def _keeping_children() -> Iterator[None]:
+    """Have children stay until we wait for them, whatever a cell has made of SIGCHLD."""
+    theirs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if theirs is not None:  # None: it was not installed from Python
+            signal.signal(signal.SIGCHLD, theirs)
 
 
 @contextmanager

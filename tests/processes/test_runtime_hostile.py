@@ -1,11 +1,12 @@
 """No cell can end or wedge the runtime; where one ends its own process, the guard says how."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support import sandboxes
-from support.hostile_cells import CELLS, Hostile
+from support.hostile_cells import BREAKING, CELLS, LAMING, Hostile
 from support.runtime_driver import COMMAND, Ended, Runtime
 
 
@@ -68,3 +69,52 @@ def test_a_hostile_cell_is_answered_once_and_the_next_one_runs(pool: Pool, row: 
     except BaseException:
         pool.drop()
         raise
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_a_broken_standard_library_is_not_felt(name: str) -> None:
+    with Runtime() as runtime:
+        runtime.run(BREAKING[name])
+        got = runtime.run("import asyncio\nprint('seen')\nawait asyncio.sleep(0.01, 42)")
+        assert (got.result, got.text()) == ("42", "seen\n"), got
+        assert runtime.ask("complete", code="pri", cursor=3).status == "ok"
+        looping = runtime.started("print('go')\nwhile True: pass")
+        runtime.interrupt(looping, ring=False)
+        assert runtime.until_done(looping).ename == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("name", LAMING)
+def test_a_lamed_kernel_answers_every_request(name: str, tmp_path: Path) -> None:
+    with Runtime() as runtime:
+        runtime.run(LAMING[name])
+        file = str(tmp_path / "state")
+        for _ in range(2):
+            runtime.run("1 + 1")
+            runtime.run("import asyncio\nawait asyncio.sleep(0)")
+            runtime.ask("complete", code="pri", cursor=3)
+            runtime.ask("inspect", code="int", cursor=3)
+            runtime.ask("list_names", detail=True)
+            runtime.ask("snapshot", path=file, manifest_path=f"{file}.json")
+            runtime.ask("restore", path=file)
+
+
+def test_a_kernel_that_cannot_answer_ends() -> None:
+    with Runtime() as runtime:
+        runtime.start(
+            "import sys\n"
+            "def trace(frame, event, arg):\n"
+            "    if frame.f_code.co_name == '_finish': raise ValueError\n"
+            "sys.settrace(trace)"
+        )
+        with pytest.raises(Ended):
+            runtime.until_done("r-none")
+        assert runtime.wait() == 70
+
+
+def test_where_children_are_not_waited_for_the_namespace_is_saved(tmp_path: Path) -> None:
+    with Runtime() as runtime:
+        runtime.run("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nclass C: pass")
+        path = str(tmp_path / "state")
+        done = runtime.ask("snapshot", path=path, manifest_path=f"{path}.json").done
+        assert (done["status"], done["saved"]) == ("ok", ["C", "signal"])
+        assert runtime.value("signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN")
