@@ -18,6 +18,7 @@ from rlm_protocol import kernel as k
 
 from . import _capture, _cells, _frames, _protect
 from ._cells import Failure
+from ._names import own_imports
 
 if TYPE_CHECKING:
     from ._limits import Memory
@@ -81,11 +82,11 @@ class Execution:
         if isinstance(request, k.Execute):
             self._execute(request, parked)
             return
-        from . import _serial
-
         try:
             if parked:
                 raise KeyboardInterrupt
+            with own_imports():
+                from . import _serial
             done = _serial.serve(request, self.namespace)
         except BaseException as error:
             self._finish(Failure(error), b"")

@@ -41,7 +41,11 @@ def _is_tools(name: str, namespace: dict[str, Any]) -> bool:
 def own_imports() -> Iterator[None]:
     """Import what is ours from where it is installed, never a user's file of that name."""
     path = sys.path[:]
-    sys.path[:] = [entry for entry in path if entry not in ("", ".", os.getcwd())]
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        here = ""
+    sys.path[:] = [entry for entry in path if entry not in ("", ".", here)]
     try:
         yield
     finally:

@@ -24,6 +24,7 @@ from . import _bridge, _capture, _clock, _frames, _loop, _protect
 from ._execution import BROKEN, Execution, Serial
 from ._guard import Channels
 from ._interrupt import Interrupter, Targets, turns_the_loop
+from ._names import own_imports
 from ._page import ID_BYTES
 from ._watch import Watch
 from ._wire import Inbox, Wire
@@ -256,7 +257,8 @@ class Runtime:
 
     def _answer(self, question: Question) -> None:
         try:
-            from . import _inspect
+            with own_imports():
+                from . import _inspect
 
             done = _inspect.answer(question, self.namespace)
         except Exception as why:  # a cell broke what it needs: imports, builtins, …

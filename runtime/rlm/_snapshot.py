@@ -248,7 +248,8 @@ def restore(request: k.Restore, namespace: dict[str, Any]) -> k.Done:
         return k.Done(id=request.id, status="error", reason=reason)
     try:
         with own_imports():
-            from . import _pickling  # noqa: F401  (cloudpickle, before anything is loaded)
+            # cloudpickle, before anything is loaded
+            from . import _pickling, _unpickling  # noqa: F401
         values, failed = _read(fd, namespace)
     except (SnapshotFailed, OSError) as why:
         return k.Done(id=request.id, status="error", reason=_reason(why))
@@ -269,7 +270,8 @@ def _read(fd: int, namespace: dict[str, Any]) -> tuple[dict[str, Any], list[k.Sk
     from . import _unpickling
 
     if bytes(view[:1]) == b"\x80":
-        from . import _legacy
+        with own_imports():
+            from . import _legacy
 
         old: tuple[dict[str, Any], list[k.SkippedName]] = _cells.call(_legacy.load, view)
         return old

@@ -9,6 +9,7 @@ never filled fails too.
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -146,8 +147,6 @@ class _Careful:
 
 def _uses(chunk: memoryview) -> tuple[int, set[int], int]:
     """Count the memo places a pickle fills, the places it takes from, the buffers it uses."""
-    import pickletools
-
     filled, taken, buffers = 0, set(), 0
     for opcode, argument, _ in pickletools.genops(bytes(chunk)):
         if opcode.name == "MEMOIZE":

@@ -1,5 +1,6 @@
 """No cell can end or wedge the runtime; where one ends its own process, the guard says how."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,8 +112,30 @@ def test_a_kernel_that_cannot_answer_ends() -> None:
         assert runtime.wait() == 70
 
 
+def test_files_of_the_workspace_are_never_taken_for_what_the_runtime_needs(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    for name in {*sys.stdlib_module_names, "cloudpickle", "dill", "rlm", "rlm_protocol"}:
+        (tmp_path / "work" / f"{name}.py").write_text(f"raise ImportError('shadow: {name}')")
+    with Runtime(cwd=tmp_path / "work") as runtime:
+        assert runtime.value("class C: pass\nc = C()\nimport rlm\n6 * 7") == 42
+        assert runtime.value("(await rlm.bash('echo hi')).output") == "hi\n"
+        assert runtime.run("rlm.harness, rlm.run, rlm.HostError").status == "ok"
+        assert runtime.run("__import__('rlm.repl').repl.emit({'a/b': 1})").status == "ok"
+        assert runtime.run("1 / 0").ename == "ZeroDivisionError"
+        assert runtime.ask("complete", code="im", cursor=2).status == "ok"
+        assert runtime.ask("inspect", code="c", cursor=1).status == "ok"
+        assert runtime.ask("list_names", detail=True).status == "ok"
+        path = str(tmp_path / "state")
+        done = runtime.ask("snapshot", path=path, manifest_path=f"{path}.json").done
+        assert (done["status"], done["saved"]) == ("ok", ["C", "c"]), done
+        assert runtime.ask("restore", path=path).done["restored"] == ["C", "c"]
+        assert "shadow: antigravity" in str(runtime.run("import antigravity").error)
+
+
 def test_where_children_are_not_waited_for_the_namespace_is_saved(tmp_path: Path) -> None:
-    with Runtime() as runtime:
+    (tmp_path / "gone").mkdir()
+    with Runtime(cwd=tmp_path / "gone") as runtime:
+        (tmp_path / "gone").rmdir()  # and there is no working directory any more
         runtime.run("import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nclass C: pass")
         path = str(tmp_path / "state")
         done = runtime.ask("snapshot", path=path, manifest_path=f"{path}.json").done
