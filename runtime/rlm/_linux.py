@@ -159,10 +159,10 @@ def threads() -> int:
 
 def end_by_signal(number: int) -> NoReturn:
     """End this process by the signal that ended another, so that its parent sees the same."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the kernel's, is enough
     if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the kernel's, is enough
         _signal.signal(number, _signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)
