@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from ..processes.facts import open_pidfd
+from ..processes.facts import exists, open_pidfd
 
 log = logging.getLogger(__name__)
 
@@ -135,20 +135,10 @@ class Lifetime:
                 await anyio.wait_readable(fd)
             finally:
                 os.close(fd)
-        elif _exists(pid):
-            while _exists(pid):  # noqa: ASYNC110 - without a pidfd there is nothing to wait on
+        elif exists(pid):
+            while exists(pid):  # noqa: ASYNC110 - without a pidfd there is nothing to wait on
                 await anyio.sleep(POLL_S)
         else:
             log.warning("the client's process %d cannot be seen from here", pid)
             return
         self.leave(0, f"the client's process {pid} is gone")
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -309,6 +309,7 @@ class Recorded:
                 **self.where(state.seq),
                 own=state.own,
                 subtree=state.subtree,
+                budget=state.options.budget,
             )
             self.emit("usage/updated", payload, after_seq=state.seq)
 
