@@ -12,7 +12,6 @@ import operator
 import os
 import sys
 import threading
-import time
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from typing import Any, TextIO
 
 from rlm_protocol.limits import OUTPUT_EVENT_BYTES
 
-from . import _frames, _protect
+from . import _clock, _frames, _protect
 from ._cells import exact
 from ._interrupt import Interrupter
 from ._page import high_fd
@@ -77,7 +76,7 @@ class Outbox:
 
         Left to the flusher all the same when flushes come thick, or when the host does not read.
         """
-        now = time.monotonic()
+        now = _clock.monotonic()
         if self._flushed_until > now + _FLUSH_BURST_S or not self.items:
             return
         self._flushed_until = max(self._flushed_until, now) + _FLUSH_S

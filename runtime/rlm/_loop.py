@@ -8,6 +8,7 @@ What cells have asked their host in one turn leaves in one write, before the loo
 import asyncio
 import select
 import selectors
+import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextvars import Context
@@ -74,6 +75,12 @@ class Selector(selectors.DefaultSelector):
             self._forget_ended()
         return True
 
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Forget a descriptor. The inbox is no cell's to remove: to the cell it is not there."""
+        if fileobj == self._inbox.fd and not self._inbox.ended:
+            raise KeyError(fileobj)
+        return super().unregister(fileobj)
+
     def _forget_ended(self) -> None:
         if self._inbox.ended:
             self.unregister(self._inbox.fd)  # its end is readable for ever
@@ -83,9 +90,11 @@ class Loop(asyncio.SelectorEventLoop):
     """
     asyncio's loop, with two of its methods made shorter for what is nearly always the case.
 
-    Their long forms, asyncio's own, serve whenever there is more to look at.
+    Their long forms, asyncio's own, serve whenever there is more to look at. Its clock goes on when
+    a cell stops `time.monotonic`.
     """
 
+    time = staticmethod(time.monotonic)
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _stopping: bool

@@ -8,7 +8,6 @@ the code objects in here are marked as uninterruptible, so it is never torn by a
 import functools
 import os
 import select
-import time
 from _thread import allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable
@@ -17,10 +16,12 @@ from typing import Any
 from rlm_protocol.framing import LineReceiver, NeedData, Refused
 from rlm_protocol.limits import KERNEL_REQUEST_BYTES
 
+from . import _clock
 from ._guard import NAMES
 from ._page import Page, high_fd
 
 READ_BYTES = 64 * 1024
+_read, _write = os.read, os.write  # as they were before any cell
 _FIRST_READ_BYTES = 8 * 1024
 """Room for a request; only more than that is worth a large buffer."""
 _READS = 64
@@ -76,7 +77,7 @@ class Wire:
         pause = 0.0
         while self._captured.look():
             self._release()  # the guard reads under this lock, and nobody else reads
-            time.sleep(pause)
+            _clock.sleep(pause)
             pause = min(0.001, pause + 0.00005)
             self._acquire()
 
@@ -99,7 +100,7 @@ class Wire:
         try:
             while waiting:
                 data = waiting.popleft()
-                if not self.silent and (sent := os.write(self.fd, data)) < len(data):
+                if not self.silent and (sent := _write(self.fd, data)) < len(data):
                     self._write_rest(memoryview(data)[sent:])
         except OSError:
             self.silent = True
@@ -110,7 +111,7 @@ class Wire:
 
     def _write_rest(self, view: memoryview) -> None:
         while view:
-            view = view[os.write(self.fd, view) :]
+            view = view[_write(self.fd, view) :]
 
 
 class Inbox:
@@ -177,7 +178,7 @@ class Inbox:
     def _read(self, size: int) -> tuple[list[bytes | Refused], bool]:
         """Read once, as bytes lie there. Gives what lines are whole now; whether there is more."""
         try:
-            data = os.read(self.fd, size)
+            data = _read(self.fd, size)
         except OSError:
             data = b""
         self.reads += 1
