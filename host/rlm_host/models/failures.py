@@ -35,7 +35,7 @@ OVERFLOWS = (
 """How servers word an overflow that they report as a plain rejection (llama.cpp, vLLM, Ollama)."""
 
 PASSING = frozenset((408, 409, 425, 429))
-"""Client errors after which the same request can succeed: a timeout, a conflict, too early, too many."""
+"""Client errors that pass: a timeout, a conflict, too early, too many."""
 
 SHAPES = (AttributeError, TypeError, LookupError, ValueError)
 """What the library raises over an event that has not the dialect's shape, such as `null`."""
