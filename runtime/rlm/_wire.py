@@ -21,13 +21,14 @@ from ._guard import NAMES
 from ._page import Page, high_fd
 
 READ_BYTES = 64 * 1024
-_read, _write = os.read, os.write  # as they were before any cell
 _FIRST_READ_BYTES = 8 * 1024
 """Room for a request; only more than that is worth a large buffer."""
 
 
 class Wire:
     """Writes frames in the order of its calls. Owns its fd and a poller; the page is shared."""
+
+    _os_write = os.write  # here no cell replaces it, as tests do in every module that has it
 
     def __init__(self, fd: int, page: Page, captured: tuple[int, int]) -> None:
         self.fd = fd
@@ -106,17 +107,19 @@ class Wire:
 
     def _write(self, data: bytes) -> None:
         try:
-            sent = _write(self.fd, data)
+            sent = self._os_write(self.fd, data)
             if sent < len(data):
                 view = memoryview(data)[sent:]
                 while view:
-                    view = view[_write(self.fd, view) :]
+                    view = view[self._os_write(self.fd, view) :]
         except OSError:
             self.silent = True
 
 
 class Inbox:
     """Reads request lines from the host without ever blocking. One reader at a time."""
+
+    _os_read = os.read  # see `Wire._os_write`
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -170,7 +173,7 @@ class Inbox:
         if self.ended or not (self._ready_at == self.reads or self._looker.look()):
             return False
         try:
-            data = _read(self.fd, size)
+            data = self._os_read(self.fd, size)
         except OSError:
             data = b""
         self.reads += 1
