@@ -28,7 +28,9 @@ _FIRST_READ_BYTES = 8 * 1024
 class Wire:
     """Writes frames in the order of its calls. Owns its fd and a poller; the page is shared."""
 
-    _os_write = os.write  # here no cell replaces it, as tests do in every module that has it
+    _os_write = staticmethod(
+        os.write
+    )  # here no cell replaces it, as tests do in every module that has it
 
     def __init__(self, fd: int, page: Page, captured: tuple[int, int]) -> None:
         self.fd = fd
@@ -119,7 +121,7 @@ class Wire:
 class Inbox:
     """Reads request lines from the host without ever blocking. One reader at a time."""
 
-    _os_read = os.read  # see `Wire._os_write`
+    _os_read = staticmethod(os.read)  # see `Wire._os_write`
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
