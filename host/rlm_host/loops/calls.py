@@ -73,12 +73,19 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     """Make the calls on behalf of this task and give the logic's result."""
     progress = _Progress(logic)
     call = progress.after(None)
+    known: dict[int, bool] = {}  # by id: the logic keeps the functions that it calls
     while call is not None:
         try:
             if isinstance(call, StoreCall):
                 answer = await stores.call(call.function)
             else:
-                answer = await _user(call, hold)
+                function = call.function
+                if (is_async := known.get(id(function))) is None:
+                    is_async = known[id(function)] = _is_async(function)
+                if is_async:
+                    answer = await function(*call.arguments)
+                else:
+                    answer = await _in_thread(call, hold)
         except BaseException as why:
             call = progress.after(None, why)
         else:
@@ -86,10 +93,8 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     return progress.result
 
 
-async def _user(call: UserCall, hold: Hold) -> Any:
-    """Await a coroutine function; run any other in a thread, and end neither before it returns."""
-    if _is_async(call.function):
-        return await call.function(*call.arguments)
+async def _in_thread(call: UserCall, hold: Hold) -> Any:
+    """Run a function in a thread, and do not end before it returns."""
     in_thread = anyio.to_thread.run_sync(
         lambda: call.function(*call.arguments), limiter=anyio.CapacityLimiter(1)
     )
