@@ -9,7 +9,10 @@ import _signal  # type: ignore[import-not-found]
 import os
 import time
 from collections.abc import Callable, Collection
-from typing import NoReturn
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 1, 36, 24
 _CAPABILITIES_V3 = 0x20080522
@@ -157,12 +160,12 @@ def threads() -> int:
         time.sleep(0.001)
 
 
-def end_by_signal(number: int) -> NoReturn:
+def end_by_signal(number: int) -> "NoReturn":
     """End this process by the signal that ended another, so that its parent sees the same."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the kernel's, is enough
     if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the kernel's, is enough
         _signal.signal(number, _signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)
