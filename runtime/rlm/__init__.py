@@ -74,9 +74,12 @@ class _Callable(ModuleType):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        if name == "harness":
-            return import_module(".harness", __name__)
-        module = import_module(f".{_MODULES.get(name, 'handles')}", __name__)
+        from ._names import own_imports
+
+        with own_imports():
+            if name == "harness":
+                return import_module(".harness", __name__)
+            module = import_module(f".{_MODULES.get(name, 'handles')}", __name__)
         value = self.__dict__[name] = getattr(module, name)
         return value
 

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 import threading
-import time
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from rlm_protocol.limits import OUTPUT_EVENT_BYTES
 
-from . import _frames, _protect
+from . import _clock, _frames, _protect
 from ._cells import exact
 from ._interrupt import Interrupter
 from ._page import high_fd
@@ -37,7 +37,7 @@ _FLUSH_BURST_S = 16 * _FLUSH_S
 
 def author() -> str | None:
     """Give the id of the request that the running code belongs to; None in other threads."""
-    return cell_id.get() if threading.get_ident() == _MAIN else None
+    return cell_id.get() if get_ident() == _MAIN else None
 
 
 class Outbox:
@@ -70,7 +70,7 @@ class Outbox:
 
         Left to the flusher all the same when flushes come thick, or when the host does not read.
         """
-        now = time.monotonic()
+        now = _clock.monotonic()
         if self._flushed_until > now + _FLUSH_BURST_S or not self._items:
             return
         self._flushed_until = max(self._flushed_until, now) + _FLUSH_S
@@ -79,10 +79,10 @@ class Outbox:
 
     def ship(self) -> None:
         """Write out everything that was taken."""
-        if self._shipper == threading.get_ident():
+        if self._shipper == get_ident():
             return  # a finaliser printed while this thread was shipping: it is shipped next time
         with self._lock:
-            self._shipper = threading.get_ident()
+            self._shipper = get_ident()
             try:
                 for frame in self._frames():
                     self._wire.put(frame)
@@ -243,7 +243,7 @@ class Streams:
         if self.stdout.forked:
             return
         self.outbox.ship()  # what was printed before a child starts is shown before its output
-        if threading.get_ident() == _MAIN:
+        if get_ident() == _MAIN:
             self._interrupter.before_spawn()
 
 

@@ -18,10 +18,14 @@ from rlm_protocol import kernel as k
 
 from . import _capture, _cells, _frames, _protect
 from ._cells import Failure
+from ._names import own_imports
 
 if TYPE_CHECKING:
     from ._limits import Memory
     from ._runtime import Runtime
+
+BROKEN = 70
+"""The exit code of a kernel in which cells have broken what the runtime stands on."""
 
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
 """What waits its turn."""
@@ -62,24 +66,27 @@ class Execution:
     def begin(self, request: Serial, json_id: bytes) -> None:
         """Run a request to its `done`; a cell that awaits goes on as a task."""
         self._id, self._json_id = request.id, json_id
-        if self.memory is not None:
-            self.memory.cell()
         parked = self._interrupter.begin(request.id)
-        self._runtime.streams.install()
-        _protect.mend(self._runtime.channels.pipes)
-        self._wire.page.set_author(json_id)  # what is captured from now on is this request's
-        self.context.run(self._run, request, parked)
+        try:
+            if self.memory is not None:
+                self.memory.cell()
+            self._runtime.streams.install()
+            _protect.mend(self._runtime.channels.pipes)
+            self._wire.page.set_author(json_id)  # what is captured from now on is this request's
+            self.context.run(self._run, request, parked)
+        except BaseException as error:
+            self._answer_all_the_same(error)
 
     def _run(self, request: Serial, parked: bool) -> None:
         _capture.cell_id.set(request.id)
         if isinstance(request, k.Execute):
             self._execute(request, parked)
             return
-        from . import _serial
-
         try:
             if parked:
                 raise KeyboardInterrupt
+            with own_imports():
+                from . import _serial
             done = _serial.serve(request, self.namespace)
         except BaseException as error:
             self._finish(Failure(error), b"")
@@ -115,8 +122,12 @@ class Execution:
             except BaseException as error:  # cancelled before its first step
                 value = Failure(error)
             del task
-            self.context.run(self._executed, request, name, parts, value)
-            self._runtime.step()
+            try:
+                self.context.run(self._executed, request, name, parts, value)
+            except BaseException as error:
+                self._answer_all_the_same(error)
+            finally:
+                self._runtime.step()
 
         task.add_done_callback(ended)
 
@@ -167,6 +178,22 @@ class Execution:
         if self.memory is not None:
             self.memory.idle()
 
+    def _answer_all_the_same(self, error: BaseException) -> None:
+        """
+        Answer a request although a cell has broken what the runtime stands on.
+
+        Where even that fails, and where `done` may be out by half, the process ends: the host then
+        starts another, and never waits for one that lives on deaf.
+        """
+        if self._runtime.targets.active is None:
+            raise error  # it has been answered
+        try:
+            if self.forked or _went_through(error, self._finish):
+                raise error
+            self._finish(Failure(error), b"")
+        except BaseException:
+            os._exit(1 if self.forked else BROKEN)
+
     def _error(self, ename: str, evalue: str, traceback: list[str]) -> bytes:
         frame = _frames.error(self._id, ename, evalue, traceback)
         return frame + b'{"event":"done","id":' + self._json_id + self._failed
@@ -178,6 +205,16 @@ class Execution:
             return _cells.describe(error)
         finally:
             del error
+
+
+def _went_through(error: BaseException, method: Callable[..., Any]) -> bool:
+    code = method.__func__.__code__  # type: ignore[attr-defined]
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is code:
+            return True
+        at = at.tb_next
+    return False
 
 
 def _memory_limit() -> "Memory | None":

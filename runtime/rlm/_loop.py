@@ -8,6 +8,7 @@ their host in one turn leaves in one write, before the loop waits.
 import asyncio
 import select
 import selectors
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,12 @@ class Selector(selectors.DefaultSelector):
                 break
         return ready
 
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Forget a descriptor. The inbox is no cell's to remove: to the cell it is not there."""
+        if fileobj == self._inbox.fd and not self._inbox.ended:
+            raise KeyError(fileobj)
+        return super().unregister(fileobj)
+
     def _serve_inbox(self, reads: int) -> None:
         self._inbox.seen_ready(reads)
         self._serve()
@@ -60,12 +67,18 @@ class Selector(selectors.DefaultSelector):
             self.unregister(self._inbox.fd)  # its end is readable for ever
 
 
+class Loop(asyncio.SelectorEventLoop):
+    """asyncio's loop, whose clock goes on when a cell stops `time.monotonic`."""
+
+    time = staticmethod(time.monotonic)
+
+
 def new(
     inbox: Inbox, serve: Callable[[], None], end_turn: Callable[[bool], None]
-) -> tuple[asyncio.SelectorEventLoop, tuple[int, ...]]:
+) -> tuple[Loop, tuple[int, ...]]:
     """Make a loop that serves the inbox, the current one of this thread; and its descriptors."""
     selector = Selector(inbox, serve, end_turn)
-    loop = asyncio.SelectorEventLoop(selector)
+    loop = Loop(selector)
     asyncio.set_event_loop(loop)
     selector.register(inbox.fd, selectors.EVENT_READ, (None, None))  # the form of the loop's own
     own: list[Any] = [selector, *(getattr(loop, name, None) for name in ("_ssock", "_csock"))]

@@ -10,7 +10,6 @@ import asyncio
 import math
 import os
 import sys
-import time
 from collections import deque
 from typing import Any, NoReturn
 
@@ -21,10 +20,11 @@ from rlm_protocol.errors import KernelBusy, MalformedFrame
 from rlm_protocol.framing import Refused
 from rlm_protocol.limits import INSPECT_MS
 
-from . import _bridge, _capture, _frames, _loop, _protect
-from ._execution import Execution, Serial
+from . import _bridge, _capture, _clock, _frames, _loop, _protect
+from ._execution import BROKEN, Execution, Serial
 from ._guard import Channels
 from ._interrupt import Interrupter, Targets, turns_the_loop
+from ._names import own_imports
 from ._page import ID_BYTES
 from ._watch import Watch
 from ._wire import Inbox, Wire
@@ -72,9 +72,8 @@ class Runtime:
         self.interrupter.install()
         _protect.protect([*self.wire.own_fds, *self.inbox.own_fds, *loop_fds])
         _protect.protect([*channels.captured, *channels.pipes])
-        if self.execution.memory is not None:
-            for watch in (self._watch, self._flusher):
-                watch.wake()  # a full kernel could not start their threads
+        for watch in (self._watch, self._flusher):
+            watch.wake()  # later a full kernel, or a broken one, could not start them
         self._use()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -100,7 +99,7 @@ class Runtime:
                 self._failures += 1
             if self.execution.forked:
                 os._exit(1)
-        os._exit(70)  # a cell broke the loop itself: nothing can be served any more
+        os._exit(BROKEN)  # a cell broke the loop itself: nothing can be served any more
 
     def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
@@ -161,7 +160,7 @@ class Runtime:
         elif isinstance(request, k.Shutdown):
             self._close(request.id)
         else:
-            self._questions.append((time.monotonic(), request))
+            self._questions.append((_clock.monotonic(), request))
             self._flusher.wake()
 
     def _enqueue(self, request: Serial, size_bytes: int) -> None:
@@ -179,7 +178,7 @@ class Runtime:
     def _close(self, id_: str | None) -> None:
         """Begin to end: the running cell is soon interrupted, nothing new is begun."""
         if self._closing is None:
-            self._closing = time.monotonic() + SHUTDOWN_S
+            self._closing = _clock.monotonic() + SHUTDOWN_S
         if id_ is not None:
             self._farewell = k.Done(id=id_, status="ok", nonce=self.nonce)
         self._watch.wake()
@@ -195,7 +194,7 @@ class Runtime:
         self.interrupter.maybe_blocked = True
         active = self.targets.active
         # A cell that waits for its host is told of the loss first, and may end by itself.
-        if self._closing is not None and time.monotonic() > self._closing - _PATIENCE_S:
+        if self._closing is not None and _clock.monotonic() > self._closing - _PATIENCE_S:
             self.interrupter.aim(active)
         if active is not None and self.interrupter.wanted == active:
             self.interrupter.ring()
@@ -207,8 +206,8 @@ class Runtime:
         if busy:
             self.outbox.ship()
         if self._questions:
-            self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
-        if self._closing is not None and time.monotonic() > self._closing:
+            self._refuse_questions(waiting_since=_clock.monotonic() - INSPECT_MS / 1000)
+        if self._closing is not None and _clock.monotonic() > self._closing:
             self._leave()
         return busy or bool(self._questions) or self._closing is not None
 
@@ -257,9 +256,13 @@ class Runtime:
             self._answer(question)
 
     def _answer(self, question: Question) -> None:
-        from . import _inspect
+        try:
+            with own_imports():
+                from . import _inspect
 
-        done = _inspect.answer(question, self.namespace)
+            done = _inspect.answer(question, self.namespace)
+        except Exception as why:  # a cell broke what it needs: imports, builtins, …
+            done = k.Done(id=question.id, status="error", reason=f"{type(why).__name__}: {why}")
         self.wire.put(_frames.done(msgspec.structs.replace(done, nonce=self.nonce)))
 
     # --- branches ---------------------------------------------------------------------------------

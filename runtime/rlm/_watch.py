@@ -7,10 +7,11 @@ So the runtime is never deaf, and two full pipes cannot deadlock.
 """
 
 import threading
-import time
 from collections.abc import Callable
 
 from rlm_protocol.limits import OUTPUT_INTERVAL_MS
+
+from . import _clock
 
 QUIET_TICKS = 20
 
@@ -64,7 +65,7 @@ class Watch:
             self._arm.acquire()
             quiet = 0
             while quiet < QUIET_TICKS and not self._stopping:
-                time.sleep(OUTPUT_INTERVAL_MS / 1000)
+                _clock.sleep(OUTPUT_INTERVAL_MS / 1000)
                 quiet = 0 if self._tick() else quiet + 1
             if self._stopping:
                 return

@@ -8,7 +8,6 @@ the code objects in here are marked as uninterruptible, so it is never torn by a
 import functools
 import os
 import select
-import time
 from _thread import allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable
@@ -17,10 +16,12 @@ from typing import Any
 from rlm_protocol.framing import LineReceiver, NeedData, Refused
 from rlm_protocol.limits import KERNEL_REQUEST_BYTES
 
+from . import _clock
 from ._guard import NAMES
 from ._page import Page, high_fd
 
 READ_BYTES = 64 * 1024
+_read, _write = os.read, os.write  # as they were before any cell
 _FIRST_READ_BYTES = 8 * 1024
 """Room for a request; only more than that is worth a large buffer."""
 
@@ -69,7 +70,7 @@ class Wire:
         pause = 0.0
         while self._captured.look():
             self.page.release()  # the guard reads under this lock, and nobody else reads
-            time.sleep(pause)
+            _clock.sleep(pause)
             pause = min(0.001, pause + 0.00005)
             self.page.acquire()
         self._holder = get_ident()
@@ -105,11 +106,11 @@ class Wire:
 
     def _write(self, data: bytes) -> None:
         try:
-            sent = os.write(self.fd, data)
+            sent = _write(self.fd, data)
             if sent < len(data):
                 view = memoryview(data)[sent:]
                 while view:
-                    view = view[os.write(self.fd, view) :]
+                    view = view[_write(self.fd, view) :]
         except OSError:
             self.silent = True
 
@@ -169,7 +170,7 @@ class Inbox:
         if self.ended or not (self._ready_at == self.reads or self._looker.look()):
             return False
         try:
-            data = os.read(self.fd, size)
+            data = _read(self.fd, size)
         except OSError:
             data = b""
         self.reads += 1

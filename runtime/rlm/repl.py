@@ -25,7 +25,10 @@ def emit(data: "dict[str, Any]") -> None:
         TypeError: not a non-empty dict with string keys.
         ValueError: no JSON value, or larger than a frame.
     """
-    from . import _display
+    from ._names import own_imports
+
+    with own_imports():
+        from . import _display
 
     _display.emit(data)
 

@@ -15,6 +15,26 @@ class Hostile(NamedTuple):
     dies: int | None = None
 
 
+BREAKING = {
+    "time.sleep raises": "import time\ndef broken(*a): raise OSError\ntime.sleep = broken",
+    "time.monotonic stands still": "import time\ntime.monotonic = lambda: 5.0",
+    "time.monotonic raises": "import time\ndef broken(*a): raise OSError\ntime.monotonic = broken",
+    "os.read and os.write do nothing": "import os\nos.read = lambda *a: b''\nos.write = lambda *a: 0",
+    "threads cannot be started": "import threading\nthreading.Thread = threading.excepthook = None",
+    "who is running is unknown": "import threading\nthreading.get_ident = lambda: 5",
+    "no reader of the loop is left": "import asyncio\nloop = asyncio.get_running_loop()\n"
+    "for fd in range(1200):\n try: loop.remove_reader(fd)\n except KeyError: pass",
+}
+"""What breaks the standard library for good, by name. Nothing of it may be felt by the runtime."""
+
+LAMING = {
+    "nothing can be imported": "import sys; sys.modules.clear(); sys.meta_path = None",
+    "compile is gone": "import builtins; builtins.compile = builtins.eval = None",
+    "no file can be opened": "import sys, os\nsys.addaudithook(lambda e, a: 1 / (e != 'open'))\nos.close(1)",
+    "no source can be kept": "import linecache; linecache.cache = None",
+}
+"""What leaves the runtime without what it needs: each request is answered, if with an error."""
+
 B = "class B(Exception):\n"
 CELLS = [
     Hostile("sys.exit", "import sys; sys.exit(3)", "SystemExit"),

@@ -6,10 +6,11 @@ and is sent the result. `drive` makes them one after the other; `adrive` awaits 
 """
 
 import asyncio
+import contextlib
 import inspect
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -96,23 +97,22 @@ async def _user(call: UserCall, hold: Hold) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def _outcome(
-    future: "asyncio.Future[T]", *, on_cancel: Callable[[], None] = lambda: None
-) -> T:
+async def _outcome(future: "asyncio.Future[T]", *, on_cancel: Callable[[], None]) -> T:
     """Await a future that must not be left alone; a cancellation is raised when it is done."""
     try:
         return await asyncio.shield(future)
-    except asyncio.CancelledError as why:
-        cancelled = why
+    except asyncio.CancelledError:
         on_cancel()
+        await _done(future)
+        future.exception()  # seen: nobody else will look at it
+        raise
+
+
+async def _done(future: "asyncio.Future[Any]") -> None:
+    """Wait until a future is done, whatever is cancelled meanwhile: the caller raises that."""
     while not future.done():
-        try:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([future])
-        except asyncio.CancelledError as why:
-            cancelled = why
-    future.exception()  # seen: nobody else will look at it
-    raise cancelled
+        with anyio.CancelScope(shield=True), contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -127,6 +127,10 @@ class _Job(NamedTuple):
     future: "asyncio.Future[Any]"
 
 
+_Jobs = SimpleQueue[_Job | None]
+"""Jobs in the order of their making; None after the last."""
+
+
 class StoreThread:
     """
     Makes the store calls of all tasks, those that wait together with one sync.
@@ -136,50 +140,55 @@ class StoreThread:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        self._entering = threading.Lock()
         self._users = 0
-        self._running = False
+        self._jobs: _Jobs = SimpleQueue()
 
     async def __aenter__(self) -> "StoreThread":
-        with self._changed:
+        with self._entering:
+            if not self._users:
+                self._jobs = SimpleQueue()
+                threading.Thread(
+                    target=self._serve, args=(self._jobs,), name="loop-store", daemon=True
+                ).start()
             self._users += 1
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._serve, name="loop-store", daemon=True).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with self._changed:
+        with self._entering:
             self._users -= 1
-            self._changed.notify()
+            if not self._users:
+                self._jobs.put(None)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Make one call. A cancellation waits until its outcome is known."""
+        try:
+            answer: T = await self._put(function)
+            return answer
+        except asyncio.CancelledError:
+            # Nobody can take the call back; what comes behind it is made after it.
+            await _done(self._put(lambda: None))
+            raise
+
+    def _put(self, function: Callable[[], T]) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        with self._changed:
-            self._jobs.append(_Job(function, loop, future))
-            self._changed.notify()
-        return await _outcome(future)
+        self._jobs.put(_Job(function, loop, future))
+        return future
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or not self._users)
-                if not self._jobs:
-                    self._running = False
-                    return
-                jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+    def _serve(self, jobs: _Jobs) -> None:
+        while (first := jobs.get()) is not None:
+            # No user is in here any more when None comes, so it comes alone.
+            batch = [first, *(job for _ in range(jobs.qsize()) if (job := jobs.get()))]
             outcomes: Sequence[Any]
             try:
-                outcomes = self._store.together([job.function for job in jobs])
+                outcomes = self._store.together([job.function for job in batch])
             except BaseException as why:  # nobody may wait for ever
-                outcomes = [why] * len(jobs)
-            for loop in {job.loop for job in jobs}:
+                outcomes = [why] * len(batch)
+            for loop in {job.loop for job in batch}:
                 mine = [
                     (job.future, outcome)
-                    for job, outcome in zip(jobs, outcomes, strict=True)
+                    for job, outcome in zip(batch, outcomes, strict=True)
                     if job.loop is loop
                 ]
                 loop.call_soon_threadsafe(_settle, mine)

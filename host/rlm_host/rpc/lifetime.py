@@ -76,7 +76,8 @@ class Lifetime:
         Take SIGINT, SIGTERM and SIGHUP for the length of the block.
 
         By Python's own handlers, not the loop's: they start the watchdog even while something holds
-        the loop. Only on the main thread.
+        the loop. Only on the main thread. No signal is blocked in the block, as some clients leave
+        it to the programs they start, and these to their children.
         """
         loop = asyncio.get_running_loop()
 
@@ -87,9 +88,11 @@ class Lifetime:
             loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
 
         old = {number: signal.signal(number, signalled) for number in EXIT_CODES}
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             for number, handler in old.items():
                 signal.signal(number, handler)
 

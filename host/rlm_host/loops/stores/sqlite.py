@@ -51,6 +51,7 @@ from .sqlite_rows import (
     LAYOUT,
     SqliteRun,
     act,
+    append_next,
     copy_beginning,
     find_event,
     find_run,
@@ -301,6 +302,17 @@ class SqliteRunStore:
         process, after = self._here(), head_columns(head)
 
         def work(db: apsw.Connection) -> Appended:
+            if len(events) == 1 and status == "running":
+                control = append_next(
+                    db,
+                    lease,
+                    events[0],
+                    after,
+                    expires_ms=self._expiry(lease.ttl_ms),
+                    now_ms=self._now_ms(),
+                )
+                if control is not None:
+                    return Appended(fresh=True, control=control)
             run = find_run(db, lease.run_id)
             if run.token != lease.token:
                 raise lost(lease)

@@ -80,7 +80,7 @@ class LoopActivities:
             started_s = time.monotonic()
             try:
                 step = self._work_for(told).step
-                record = observed(await _call(hold, step, context), started_s).to_record()
+                _, record = observed(await _call(hold, step, context), started_s)
             except Exception as why:
                 return _result(_failure(why, context, started_s))
             return _result(wire.Seen(observation=record, charged=context.charged))
