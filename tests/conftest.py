@@ -10,6 +10,8 @@ __all__ = ["anyio_backend", "postgres", "temporal"]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Plugin(), "crash-table")
+    # What tests start they start hundreds of times: it is compiled once, whatever the machine likes.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
