@@ -21,7 +21,6 @@ from ._guard import NAMES
 from ._page import Page, high_fd
 
 READ_BYTES = 64 * 1024
-_read, _write = os.read, os.write  # as they were before any cell
 _FIRST_READ_BYTES = 8 * 1024
 """Room for a request; only more than that is worth a large buffer."""
 _READS = 64
@@ -29,6 +28,9 @@ _READS = 64
 
 class Wire:
     """Writes frames in the order of its calls. Owns its fd and a poller; the page is shared."""
+
+    # Bound here, where no cell replaces it, as tests of a user do in every module that has it.
+    _os_write = staticmethod(os.write)
 
     def __init__(self, fd: int, page: Page, captured: tuple[int, int]) -> None:
         self.fd = fd
@@ -100,7 +102,7 @@ class Wire:
         try:
             while waiting:
                 data = waiting.popleft()
-                if not self.silent and (sent := _write(self.fd, data)) < len(data):
+                if not self.silent and (sent := self._os_write(self.fd, data)) < len(data):
                     self._write_rest(memoryview(data)[sent:])
         except OSError:
             self.silent = True
@@ -111,11 +113,13 @@ class Wire:
 
     def _write_rest(self, view: memoryview) -> None:
         while view:
-            view = view[_write(self.fd, view) :]
+            view = view[self._os_write(self.fd, view) :]
 
 
 class Inbox:
     """Reads request lines from the host without ever blocking. One reader at a time."""
+
+    _os_read = staticmethod(os.read)  # see `Wire._os_write`
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -178,7 +182,7 @@ class Inbox:
     def _read(self, size: int) -> tuple[list[bytes | Refused], bool]:
         """Read once, as bytes lie there. Gives what lines are whole now; whether there is more."""
         try:
-            data = _read(self.fd, size)
+            data = self._os_read(self.fd, size)
         except OSError:
             data = b""
         self.reads += 1
