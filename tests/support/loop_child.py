@@ -112,7 +112,9 @@ def store_at(db: Path, fault=lambda point: None):
 def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) -> LoopKernel:
     store = store_at(db, fault)
     values = {**CONFIG, **config}
-    return LoopKernel(store, LoopConfig("t", "w", **values), fault=fault, lease_ms=lease_ms)
+    config = LoopConfig("t", "w", **values)
+    # The code is where no Git is: each child would ask it for the state of the whole checkout.
+    return LoopKernel(store, config, fault=fault, lease_ms=lease_ms, code=db.parent)
 
 
 def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crowd: int = 0) -> dict:
@@ -319,7 +321,8 @@ async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
 
     fault = FailPoint(**request.get("fault", {}))
     named = functions(db, fault, judge=request.get("judge", "steady"))
-    async with working(address, Work(**named), queue=queue, decision_log=FailingLog(fault)):
+    log = FailingLog(fault)
+    async with working(address, Work(**named), queue=queue, decision_log=log, code=db.parent):
         await anyio.Path(request["ready"]).touch()
         await anyio.sleep_forever()
 
