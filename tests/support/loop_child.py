@@ -111,10 +111,9 @@ def store_at(db: Path, fault=lambda point: None):
 
 def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) -> LoopKernel:
     store = store_at(db, fault)
-    values = {**CONFIG, **config}
-    config = LoopConfig("t", "w", **values)
+    runs_of = LoopConfig("t", "w", **{**CONFIG, **config})
     # The code is where no Git is: each child would ask it for the state of the whole checkout.
-    return LoopKernel(store, config, fault=fault, lease_ms=lease_ms, code=db.parent)
+    return LoopKernel(store, runs_of, fault=fault, lease_ms=lease_ms, code=db.parent)
 
 
 def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crowd: int = 0) -> dict:
