@@ -195,7 +195,7 @@ def check_config(config: object) -> LoopConfig:
         _refuse("config", "a LoopConfig", config)
     for name in ("tenant", "workspace"):
         value = getattr(config, name)
-        if not isinstance(value, str) or not value.strip() or len(value) > _SCOPE_CHARS:
+        if not _is_text(value) or not value.strip() or len(value) > _SCOPE_CHARS:
             _refuse(name, f"text of 1 to {_SCOPE_CHARS} characters", value)
     for name, allowed in _RANGES.items():
         if not allowed.holds(getattr(config, name)):
@@ -204,6 +204,11 @@ def check_config(config: object) -> LoopConfig:
         if getattr(config, name) not in choices:
             _refuse(name, f"one of {', '.join(choices)}", getattr(config, name))
     return msgspec.convert(msgspec.to_builtins(config), LoopConfig)
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether it is a string that can be written down: without lone surrogates."""
+    return isinstance(value, str) and value.encode("utf-8", "ignore").decode() == value
 
 
 def _refuse(field: str, allowed: str, got: object) -> Any:

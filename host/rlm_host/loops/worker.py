@@ -263,7 +263,7 @@ class Worker:
             phase=phase,
             attempt=context.attempt,
             error=type(why).__name__,
-            message=str(why)[:ERROR_CHARS],
+            message=words_of(why),
             cost=context.charged,
             elapsed_ms=_elapsed_ms(started_s) if phase == "step" else 0.0,
         )
@@ -369,6 +369,19 @@ def observed(seen: object, started_s: float) -> tuple[LoopObservation, Observati
     return seen, record
 
 
+def words_of(why: BaseException) -> str:
+    """Give an error's words as they can be recorded: its class may fail, or give no text."""
+    try:
+        words = str(why)
+    except Exception as failed:
+        words = f"<its text could not be made: {type(failed).__name__}>"
+    return _text(words[:ERROR_CHARS])
+
+
+def _text(words: str) -> str:
+    return words.encode("utf-8", "replace").decode()
+
+
 def judge(gate: str, said: object = None, *, error: Exception | None = None) -> GateVerdict:
     """
     Give what a gate said as it is recorded; one that raised has said `error`.
@@ -377,8 +390,8 @@ def judge(gate: str, said: object = None, *, error: Exception | None = None) -> 
         TypeError: the gate gave no Verdict.
     """
     if error is not None:
-        note = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        note = f"{type(error).__name__}: {words_of(error)}"[:ERROR_CHARS]
         return GateVerdict(gate=gate, verdict="error", note=note)
     if not isinstance(said, Verdict):
         raise TypeError(f"the gate gave {type(said).__name__}, not a Verdict")
-    return GateVerdict(gate=gate, verdict=said.kind, note=said.note)
+    return GateVerdict(gate=gate, verdict=said.kind, note=said.note and _text(said.note))

@@ -22,7 +22,7 @@ from ..context import History, LoopContext
 from ..inputs import LoopObservation
 from ..seed import step_seed
 from ..stores.base import RunReader
-from ..worker import ERROR_CHARS, Work, judge, observed
+from ..worker import Work, judge, observed, words_of
 
 Gates = Sequence[tuple[str, Callable[..., Any]]]
 TOKENS = 1_000
@@ -206,7 +206,7 @@ def _failure(why: Exception, context: LoopContext, started_s: float) -> wire.See
         charged=context.charged,
         elapsed_ms=(time.monotonic() - started_s) * 1000,
         error=type(why).__name__,
-        message=str(why)[:ERROR_CHARS],
+        message=words_of(why),
     )
 
 
