@@ -29,6 +29,7 @@ BROKEN = 70
 
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
 """What waits its turn."""
+SERIAL = (k.Execute, k.Snapshot, k.Restore, k.ListNames)
 
 
 class Execution:
@@ -42,6 +43,9 @@ class Execution:
         self.memory = _memory_limit()
         self.forked = False
         self._runtime = runtime
+        self._watch = runtime.watch
+        self._pipes = runtime.channels.pipes
+        self._streams = runtime.streams
         self._wire = runtime.wire
         self._outbox = runtime.outbox
         self._interrupter = runtime.interrupter
@@ -65,23 +69,26 @@ class Execution:
 
     def begin(self, request: Serial, json_id: bytes) -> None:
         """Run a request to its `done`; a cell that awaits goes on as a task."""
+        if not self._watch.awake:
+            self._watch.wake()
         self._id, self._json_id = request.id, json_id
         parked = self._interrupter.begin(request.id)
         try:
             if self.memory is not None:
                 self.memory.cell()
-            self._runtime.streams.install()
-            _protect.mend(self._runtime.channels.pipes)
+            self._streams.install()
+            if _protect.maybe_lost:
+                _protect.mend(self._pipes)
             self._wire.page.set_author(json_id)  # what is captured from now on is this request's
-            self.context.run(self._run, request, parked)
+            if isinstance(request, k.Execute):
+                self.context.run(self._execute, request, parked)
+            else:
+                self.context.run(self._serve, request, parked)
         except BaseException as error:
             self._answer_all_the_same(error)
 
-    def _run(self, request: Serial, parked: bool) -> None:
+    def _serve(self, request: k.Snapshot | k.Restore | k.ListNames, parked: bool) -> None:
         _capture.cell_id.set(request.id)
-        if isinstance(request, k.Execute):
-            self._execute(request, parked)
-            return
         try:
             if parked:
                 raise KeyboardInterrupt
@@ -94,6 +101,7 @@ class Execution:
             self._finish(None, b"", msgspec.structs.replace(done, nonce=self._runtime.nonce))
 
     def _execute(self, request: k.Execute, parked: bool) -> None:
+        _capture.cell_id.set(request.id)
         self._cells += 1
         name = f"<cell-{self._cells}>"
         self._sources.add(name, request.code)
@@ -113,7 +121,8 @@ class Execution:
 
     def _start(self, request: k.Execute, name: str, parts: _cells.Parts) -> None:
         running = _cells.run_async(parts[0], parts[1], self.namespace)
-        task = self._runtime.loop.create_task(running, context=self.context)
+        # Not by the loop's factory, which keeps track of the tasks that cells leave behind.
+        task = asyncio.Task(running, loop=self._runtime.loop, context=self.context)
         self._interrupter.task = task
 
         def ended(task: asyncio.Task[Any]) -> None:
@@ -122,6 +131,7 @@ class Execution:
             except BaseException as error:  # cancelled before its first step
                 value = Failure(error)
             del task
+            self._interrupter.task = None
             try:
                 self.context.run(self._executed, request, name, parts, value)
             except BaseException as error:
@@ -132,7 +142,6 @@ class Execution:
         task.add_done_callback(ended)
 
     def _executed(self, request: k.Execute, name: str, parts: _cells.Parts, value: Any) -> None:
-        self._interrupter.task = None
         if self.forked:
             _end_fork(value)
         frame = b""
@@ -144,9 +153,7 @@ class Execution:
         elif value is not None and not request.silent:
             self.namespace["_"] = value
             try:
-                text = _cells.exact(_cells.call(repr, value))
-                frame = _frames.result(request.id, self._json_id, text)
-                del text
+                frame = _frames.result(request.id, self._json_id, _cells.text_of(value))
             except BaseException as error:
                 failure = Failure(error)
         self._finish(failure, frame)
@@ -167,7 +174,7 @@ class Execution:
             last = frame + b'{"event":"done","id":' + self._json_id + self._ok
         else:
             last = _frames.done(done)
-        written = self._outbox.take()
+        written = self._outbox.take() if self._outbox.items else b""
         self._wire.fence()
         # The pipes are empty and the lock is held: this is the last moment to be interrupted.
         if self._interrupter.end() and failure is None and done is None:

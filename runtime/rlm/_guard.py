@@ -63,6 +63,8 @@ def split(*, control: int | None, owner_fd: int | None, private: Sequence[int] =
         private: what the kernel alone keeps.
     """
     requests, events = high_fd(0, close=False), high_fd(1, close=False)
+    _linux.widen_pipe(requests)
+    _linux.widen_pipe(events)
     pipes = [os.pipe() for _ in NAMES]
     reads = (high_fd(pipes[0][0]), high_fd(pipes[1][0]))
     writes = (high_fd(pipes[0][1]), high_fd(pipes[1][1]))

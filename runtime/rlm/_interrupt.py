@@ -174,7 +174,8 @@ class Interrupter:
 
     def begin(self, id_: str) -> bool:
         """Open a request. True when an interrupt was parked for it."""
-        self.install()
+        if self.maybe_blocked or _signal.getsignal(_SIGINT) is not self._handler:
+            self.install()
         self.wanted = self.cancelled = self._cancelled_at = self._earlier = None
         return self._targets.begin(id_)
 

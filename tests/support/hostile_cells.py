@@ -173,6 +173,9 @@ CELLS = [
     ),
     Hostile("stderr gone", "import sys; del sys.stderr; del sys.stdout", ""),
     Hostile("detach stdout", "import sys; sys.stdout.detach()", "UnsupportedOperation"),
+    Hostile("close stdin", "import sys; sys.stdin.close()", ""),
+    Hostile("detach stdin", "import sys; b = sys.stdin.detach()", ""),
+    Hostile("detach the buffer of stdin", "import sys; r = sys.stdin.buffer.detach()", ""),
     Hostile(
         "print a liar",
         "class S(str):\n def __len__(self): raise RuntimeError\nimport sys\nsys.stdout.write(S('x'))",

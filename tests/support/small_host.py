@@ -55,6 +55,8 @@ async def take_over(kernel: SessionKernel) -> None:
 
 async def main(home: Path, code: str, *, warm: bool) -> None:
     harden_host()
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
     processes = Processes(Ledger(home))
     templates = Templates(processes) if warm else None
     host = KernelHost(
@@ -76,8 +78,6 @@ async def main(home: Path, code: str, *, warm: bool) -> None:
         print(
             json.dumps({**pids, "status": outcome.status, "error": repr(outcome.error)}), flush=True
         )
-        asked = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
         await asked.wait()
         await take_over(kernel)
         await asyncio.Event().wait()

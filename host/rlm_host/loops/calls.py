@@ -73,12 +73,19 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     """Make the calls on behalf of this task and give the logic's result."""
     progress = _Progress(logic)
     call = progress.after(None)
+    known: dict[int, bool] = {}  # by id: the logic keeps the functions that it calls
     while call is not None:
         try:
             if isinstance(call, StoreCall):
                 answer = await stores.call(call.function)
             else:
-                answer = await _user(call, hold)
+                function = call.function
+                if (is_async := known.get(id(function))) is None:
+                    is_async = known[id(function)] = _is_async(function)
+                if is_async:
+                    answer = await function(*call.arguments)
+                else:
+                    answer = await _in_thread(call, hold)
         except BaseException as why:
             call = progress.after(None, why)
         else:
@@ -86,10 +93,8 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     return progress.result
 
 
-async def _user(call: UserCall, hold: Hold) -> Any:
-    """Await a coroutine function; run any other in a thread, and end neither before it returns."""
-    if _is_async(call.function):
-        return await call.function(*call.arguments)
+async def _in_thread(call: UserCall, hold: Hold) -> Any:
+    """Run a function in a thread, and do not end before it returns."""
     in_thread = anyio.to_thread.run_sync(
         lambda: call.function(*call.arguments), limiter=anyio.CapacityLimiter(1)
     )
@@ -127,6 +132,8 @@ class _Job(NamedTuple):
     future: "asyncio.Future[Any]"
 
 
+MANY = 32
+"""Waiting calls for which two syncs, with work going on during them, are better than one."""
 _Jobs = SimpleQueue[_Job | None]
 """Jobs in the order of their making; None after the last."""
 
@@ -177,20 +184,41 @@ class StoreThread:
         return future
 
     def _serve(self, jobs: _Jobs) -> None:
+        earlier = _Made([], [])
         while (first := jobs.get()) is not None:
+            waiting = jobs.qsize()
+            if waiting >= MANY:
+                # All together they would wait for the disk; so one half works while the other does.
+                waiting = min(waiting, (waiting + len(earlier)) // 2)
             # No user is in here any more when None comes, so it comes alone.
-            batch = [first, *(job for _ in range(jobs.qsize()) if (job := jobs.get()))]
+            batch = [first, *(job for _ in range(waiting) if (job := jobs.get()))]
             outcomes: Sequence[Any]
             try:
-                outcomes = self._store.together([job.function for job in batch])
+                outcomes = self._store.together(
+                    [job.function for job in batch], meanwhile=earlier.tell
+                )
             except BaseException as why:  # nobody may wait for ever
                 outcomes = [why] * len(batch)
-            for loop in {job.loop for job in batch}:
-                mine = [
-                    (job.future, outcome)
-                    for job, outcome in zip(batch, outcomes, strict=True)
-                    if job.loop is loop
-                ]
+            earlier.tell()
+            earlier = _Made(batch, outcomes)
+            if jobs.empty():
+                earlier.tell()
+
+
+class _Made:
+    """Calls that were made, until those who wait for them are told."""
+
+    def __init__(self, batch: Sequence[_Job], outcomes: Sequence[Any]) -> None:
+        self._untold = list(zip(batch, outcomes, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._untold)
+
+    def tell(self) -> None:
+        untold, self._untold = self._untold, []
+        for loop in {job.loop for job, _ in untold}:
+            mine = [(job.future, outcome) for job, outcome in untold if job.loop is loop]
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there any more
                 loop.call_soon_threadsafe(_settle, mine)
 
 

@@ -120,7 +120,7 @@ def _real(name: str, value: object) -> float:
 
 
 def _stored(value: float | None) -> Any:
-    return None if value is None else to_number(value)
+    return value if value is None or math.isfinite(value) else to_number(value)
 
 
 def _read(value: Any) -> float | None:

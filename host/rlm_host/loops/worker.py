@@ -171,7 +171,7 @@ class Worker:
         self._around.fault("loop.after_gates")
         decision = self._controller.decide(seen, verdicts, charged=context.charged)
         decided = Intent(
-            generation=self._head.generation,
+            generation=context.generation,
             decision=decision,
             verdicts=verdicts,
             observation=record,

@@ -117,9 +117,10 @@ class LoopActivities:
         log = self._log
         if log is None:
             return
-        for event in told.events:
-            if isinstance(event, GenerationDone):
-                await anyio.to_thread.run_sync(log.record, told.run_id, event)
+        async with _beating():
+            for event in told.events:
+                if isinstance(event, GenerationDone):
+                    await anyio.to_thread.run_sync(log.record, told.run_id, event)
 
     async def _carry_out(self, given: dict[str, Any]) -> Any:
         told = msgspec.convert(given, wire.Told)
@@ -163,12 +164,21 @@ class LoopActivities:
             compute=self._compute,
             _hold=hold,
         )
-        beating = asyncio.create_task(_beat(told.heartbeat_ms / 3000))
-        try:
+        async with _beating():
             yield context, hold
-        finally:
-            beating.cancel()
-            await asyncio.wait([beating])
+
+
+@contextlib.asynccontextmanager
+async def _beating() -> AsyncIterator[None]:
+    """Say that the activity is alive as long as the block lasts."""
+    patience = activity.info().heartbeat_timeout
+    assert patience is not None, "the workflow sets one for each of its activities"
+    beating = asyncio.create_task(_beat(patience.total_seconds() / 3))
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.wait([beating])
 
 
 async def _beat(every_s: float) -> None:
