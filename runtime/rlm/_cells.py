@@ -41,12 +41,12 @@ def compile_cell(source: str, filename: str) -> Parts:
             RecursionError, MemoryError, OverflowError).
     """
     if len(source) < _SHORT and "\n" not in source:
+        if not source or source.isspace():
+            return None, None, False
         try:
             return None, compile(source, filename, "eval", _AWAIT, True), True
         except SyntaxError:
             is_one_statement = ";" not in source  # if it is any: it has no tail to split off
-        if not source or source.isspace():
-            return None, None, False
         if is_one_statement:
             return None, _compile(source, filename, "exec"), False
     return _split_text(source, filename) or _split_tree(source, filename)
