@@ -31,7 +31,7 @@ def outbox(soft: int = 2_000, hard: int = 4_000) -> Outbox:
 
 
 def put(box: Outbox, payload: ItemCompleted) -> None:
-    box.put("item/completed", encode("item/completed", payload), payload)
+    box.put(encode("item/completed", payload), payload)
 
 
 def drain(box: Outbox, chunk: int = 1 << 20) -> list[dict]:
@@ -76,7 +76,7 @@ def test_nothing_is_merged_over_an_answer() -> None:
     box = outbox()
     put(box, completed(1, session="other", text="f" * 1_000))
     box.put_droppable("item/delta", delta(0, "a"))
-    box.put("", b'{"method": "answer", "params": {}}\n')
+    box.put(b'{"method": "answer", "params": {}}\n')
     box.put_droppable("item/delta", delta(1, "b"))
     assert [m["method"] for m in drain(box)] == [
         "item/completed",
