@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
+from rlm_protocol.errors import RlmError
+
 from . import paths
 from .clock import Clock, SystemClock
 from .config import BudgetConfig, Config
@@ -23,6 +25,7 @@ from .processes.ledger import Ledger
 from .processes.spawn import Processes
 from .processes.sweep import left_running, sweep
 from .processes.templates import Templates
+from .rpc import sockets
 from .rpc.context import Handlers
 from .rpc.loop_clients import LoopClients
 from .rpc.services import Services
@@ -76,7 +79,7 @@ async def build(
     started_ms = clock.monotonic_ms()
     if not harden_host():
         log.warning("this machine does not hide the host's memory from its cells")
-    processes = Processes(await anyio.to_thread.run_sync(_swept_ledger, home))
+    processes = Processes(await anyio.to_thread.run_sync(_swept, home, env))
     async with contextlib.AsyncExitStack() as block:
         agents = Agents(
             config,
@@ -301,7 +304,7 @@ def _config_file(config: Config) -> ConfigFile:
 
 def _spending(config: BudgetConfig, home: Path) -> "Spending | None":
     """Give what holds the budgets of host and day; None without such limits."""
-    from rlm_protocol.session import Budget
+    from rlm_protocol.usage import Budget
 
     from .children.spending import Spending
 
@@ -312,8 +315,12 @@ def _spending(config: BudgetConfig, home: Path) -> "Spending | None":
     return Spending(paths.budget_store(home), host=host, day=day) if host or day else None
 
 
-def _swept_ledger(home: Path) -> Ledger | None:
+def _swept(home: Path, env: Mapping[str, str]) -> Ledger | None:
     """Give the ledger of this home after what dead hosts left was ended; None without a home."""
+    try:
+        sockets.sweep(env)
+    except RlmError as why:
+        log.warning("the sockets of dead hosts are left: %s", why)
     try:
         ledger = Ledger(home)
         swept = sweep(ledger)

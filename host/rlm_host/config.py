@@ -150,7 +150,7 @@ def load(home: Path, file: Path | None = None) -> Config:
     """
     path = (file if file is not None else paths.config(home)).absolute()
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = decoded(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         if file is not None:
             raise ConfigInvalid(f"There is no configuration file {path}.") from None
@@ -161,6 +161,11 @@ def load(home: Path, file: Path | None = None) -> Config:
         return parse(tomllib.loads(text), source=path)
     except tomllib.TOMLDecodeError as why:
         raise ConfigInvalid(f"{path} is not TOML: {why}.") from why
+
+
+def decoded(content: bytes) -> str:
+    """Give the text of a settings file, without the mark that some editors put before it."""
+    return content.decode("utf-8-sig")
 
 
 def parse(tables: Mapping[str, Any], *, source: Path) -> Config:

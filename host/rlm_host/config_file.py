@@ -69,7 +69,7 @@ class ConfigFile:
         import tomlkit  # 80 ms, and hardly ever needed
 
         self._parsed(before)
-        document = tomlkit.parse(before.decode())
+        document = tomlkit.parse(config.decoded(before))
         for change in changes:
             _apply(document, change)
         after = tomlkit.dumps(document).encode()
@@ -78,7 +78,7 @@ class ConfigFile:
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:
-            tables = tomllib.loads(content.decode())
+            tables = tomllib.loads(config.decoded(content))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as why:
             raise ConfigInvalid(f"{self.path} is not TOML: {why}.") from why
         self._check(config.parse(tables, source=self.path))

@@ -24,6 +24,8 @@ from rlm_protocol.limits import ID_PATTERN
 
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
 ARTIFACTS = "session-artifacts"
+HOME_BYTES = 400
+"""The longest path of a home: SQLite opens paths of up to 512 bytes."""
 _ID = re.compile(ID_PATTERN)
 
 
@@ -34,16 +36,38 @@ def rlm_home(env: Mapping[str, str]) -> Path:
     """
     Give the home: $RLM_HOME, else ~/.rlm, else rlm in the XDG data folder if ~ is not writable.
 
-    Nothing is created. Raises ConfigInvalid when $RLM_HOME is not an absolute path.
+    Nothing is created. Raises ConfigInvalid when there is none, or when no files can lie there.
     """
     if named := env.get("RLM_HOME"):
-        if not os.path.isabs(named):
-            raise ConfigInvalid("RLM_HOME must be an absolute path.", value=named)
-        return Path(named)
-    user = Path(env["HOME"]) if env.get("HOME") else Path.home()
+        return _usable("RLM_HOME", Path(named))
+    user = _usable("HOME", Path(env.get("HOME") or _account_home()))
     if _can_write(user / ".rlm"):
         return user / ".rlm"
-    return Path(env.get("XDG_DATA_HOME") or user / ".local" / "share") / "rlm"
+    data = Path(env.get("XDG_DATA_HOME") or user / ".local" / "share")
+    return _usable("XDG_DATA_HOME", data) / "rlm"
+
+
+def _usable(variable: str, path: Path) -> Path:
+    if not path.is_absolute():
+        raise ConfigInvalid(f"{variable} must be an absolute path.", value=str(path))
+    try:
+        too_long = len(str(path).encode()) > HOME_BYTES
+    except UnicodeEncodeError:
+        why = f"{variable} must be UTF-8, and its letters ones of the locale."
+        raise ConfigInvalid(why, value=ascii(str(path))) from None
+    if too_long:
+        raise ConfigInvalid(f"{variable} must be a path of at most {HOME_BYTES} bytes.")
+    return path
+
+
+def _account_home() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # as in a container that was given any uid
+        why = "This user has no home folder: set RLM_HOME to where everything may be kept."
+        raise ConfigInvalid(why) from None
 
 
 def ephemeral_home(env: Mapping[str, str]) -> Path:
@@ -58,7 +82,7 @@ def socket_folder(env: Mapping[str, str]) -> Path:
 
 
 def _can_write(path: Path) -> bool:
-    while not path.exists():
+    while not os.path.exists(path):  # a folder that may not be searched has nothing in it for us
         path = path.parent
     return os.access(path, os.W_OK | os.X_OK)
 

@@ -68,7 +68,13 @@ def _full(path: Path, why: Exception) -> StoreFull:
 
 
 def _unavailable(path: Path, why: Exception) -> StoreUnavailable:
-    return StoreUnavailable("The file cannot be read or written.", path=str(path), detail=str(why))
+    return StoreUnavailable(
+        "The file cannot be read or written.", path=_shown(path), detail=str(why)
+    )
+
+
+def _shown(path: Path) -> str:
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def open_file(
@@ -95,6 +101,10 @@ def open_file(
 
 
 def _open(path: Path, layout: Layout, sync: str, busy_ms: int) -> apsw.Connection:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as why:  # SQLite takes UTF-8 alone
+        raise _unavailable(path, why) from None
     with store_errors(path):
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -10,8 +10,8 @@ import msgspec
 
 from .item import Outcome
 from .record import Record
-from .session import Budget, Thinking
-from .usage import Usage
+from .session import Thinking
+from .usage import Budget, Usage
 
 
 class ResultContract(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

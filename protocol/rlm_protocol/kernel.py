@@ -11,6 +11,7 @@ import msgspec
 
 from .errors import MalformedFrame
 from .framing import UNDECODABLE, decode_error
+from .surrogates import mended
 
 UNSET = msgspec.UNSET
 Unset = msgspec.UnsetType
@@ -262,4 +263,7 @@ def decode_request(line: bytes) -> Request:
     try:
         return _decode_request(line)
     except UNDECODABLE as why:
-        raise MalformedFrame(decode_error(why)) from None
+        reason = decode_error(why)
+    if (again := mended(line)) is not None:
+        return decode_request(again)
+    raise MalformedFrame(reason)

@@ -57,7 +57,6 @@ class Told(_Part, frozen=True):
     submitted: Submitted
     head: Head
     token: int
-    heartbeat_ms: int
     observation: ObservationRecord | None = None
     intent: Intent | None = None
 

@@ -25,9 +25,9 @@ from .framing import UNDECODABLE, decode_error
 from .host import Decision
 from .item import Item
 from .record import Record as _Record
-from .session import Budget, SessionOptions, Thinking
+from .session import SessionOptions, Thinking
 from .turn import TurnStatus
-from .usage import Usage
+from .usage import Budget, Usage
 
 SCHEMA = 1
 """Of the journal's records. A journal with a greater number was written by a newer host."""

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from .errors import InvalidRequest, MalformedFrame, Overloaded, RlmError, to_jsonrpc
 from .framing import UNDECODABLE, decode_error
+from .surrogates import mended
 
 Id = int | str
 _ID_TYPES = (int, str)
@@ -151,6 +152,8 @@ class RpcPeer:
                 frame.decode()  # what msgspec skips it does not check
             wire = _decode(frame)
         except UNDECODABLE as why:
+            if (again := mended(frame)) is not None:
+                return self.receive(again)
             if _is_json(frame):
                 return _violation(InvalidRequest("A message is one JSON object; no batches."))
             return _violation(MalformedFrame(reason=decode_error(why)))

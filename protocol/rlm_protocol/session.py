@@ -6,7 +6,6 @@ import msgspec
 
 from .base import (
     AtMs,
-    Count,
     Cursor,
     Id,
     IdempotencyKey,
@@ -19,7 +18,7 @@ from .base import (
 )
 from .item import Item
 from .limits import KERNEL_MEMORY_MIN_BYTES, TOOL_DESCRIPTION_CHARS, TOOLS_MAX
-from .usage import Usage
+from .usage import Budget, Usage
 
 SessionStatus = Literal["idle", "running", "completed", "error", "cancelled", "deleted", "queued"]
 """`queued`, `completed`, `error`, `cancelled` and `deleted` are states of children only."""
@@ -53,15 +52,6 @@ class ClientTool(Params, frozen=True):
     name: Name
     description: Annotated[str, msgspec.Meta(max_length=TOOL_DESCRIPTION_CHARS)]
     input_schema: dict[str, Any]
-
-
-class Budget(Params, frozen=True):
-    """Limits of one scope; a missing field is no limit."""
-
-    usd: float | None = None
-    tokens: Count | None = None
-    spawns: Count | None = None
-    seconds: float | None = None
 
 
 class Approvals(Params, frozen=True):

@@ -5,8 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from .base import ErrorInfo, Id, IdempotencyKey, Params, Result, SessionNotification
-from .session import Budget
-from .usage import Usage
+from .usage import Budget, Usage
 
 TurnStatus = Literal["completed", "interrupted", "failed"]
 

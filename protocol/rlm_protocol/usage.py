@@ -2,7 +2,7 @@
 
 import msgspec
 
-from .base import Id, Params, Result, SessionNotification
+from .base import Count, Id, Params, Result, SessionNotification
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -33,6 +33,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
 
+class Budget(Params, frozen=True):
+    """Limits of one scope; a missing field is no limit."""
+
+    usd: float | None = None
+    tokens: Count | None = None
+    spawns: Count | None = None
+    seconds: float | None = None
+
+
 class UsageReadParams(Params, frozen=True):
     """Read what a session and its descendants have used."""
 
@@ -40,14 +49,16 @@ class UsageReadParams(Params, frozen=True):
 
 
 class UsageReadResult(Result, frozen=True):
-    """`own` without, `subtree` with all descendants."""
+    """`own` without, `subtree` with all descendants; `budget` is what `subtree` is held to."""
 
     own: Usage
     subtree: Usage
+    budget: Budget | None = None
 
 
 class UsageUpdated(SessionNotification, frozen=True):
-    """At most every 250 ms while anything of the session's tree runs."""
+    """At most every 250 ms while anything of the session's tree runs. See `UsageReadResult`."""
 
     own: Usage
     subtree: Usage
+    budget: Budget | None = None

@@ -6,9 +6,11 @@ Importing it starts nothing and loads nothing; every name is loaded at its first
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing's own would load `typing`, and with it `re`, before `ready`
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import harness
     from ._bash import BashHandle, BashResult, bash
     from ._bridge import ApprovalDenied, HostError, ToolError
@@ -64,24 +66,27 @@ _MODULES = {
 class _Callable(ModuleType):
     """The type of the module `rlm`: calling it is `rlm.run`."""
 
-    def __call__(self, prompt: str, **options: Any) -> Any:
+    def __call__(self, prompt: str, **options: "Any") -> "Any":
         return self.run(prompt, **options)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        if name == "harness":
-            return import_module(".harness", __name__)
-        module = import_module(f".{_MODULES.get(name, 'handles')}", __name__)
+        from ._names import own_imports
+
+        with own_imports():
+            if name == "harness":
+                return import_module(".harness", __name__)
+            module = import_module(f".{_MODULES.get(name, 'handles')}", __name__)
         value = self.__dict__[name] = getattr(module, name)
         return value
 
     def __dir__(self) -> list[str]:
         return sorted({*self.__dict__, *__all__})
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
+    def __reduce__(self) -> "tuple[Any, tuple[str]]":
         from importlib import import_module
 
         return import_module, (self.__name__,)

@@ -12,14 +12,13 @@ import select
 import signal
 import subprocess
 import threading
-import time
 import uuid
 from typing import Any, NamedTuple
 
 from rlm_protocol.errors import HostLost
 from rlm_protocol.limits import BASH_HEAD_BYTES, BASH_TAIL_BYTES
 
-from . import _runtime
+from . import _clock, _runtime
 from ._capture import author
 
 _READ_BYTES = 64 * 1024
@@ -95,7 +94,7 @@ class BashHandle:
         self._output = _Output()
         self._exit_code: int | None = None
         self._duration_s = 0.0
-        self._started = time.monotonic()
+        self._started = _clock.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._lock = threading.Lock()
@@ -148,7 +147,7 @@ class BashHandle:
         self._observed = True
         if self._exit_code is None:
             _signal_group(self.pid, sig)
-            self._kill_at = time.monotonic() + grace
+            self._kill_at = _clock.monotonic() + grace
             _reader(_runtime.current()).wake()
         elif self._told:
             self._withdraw()
@@ -198,7 +197,7 @@ class BashHandle:
 
     def _finish(self, exit_code: int) -> None:
         """Note the end. In the reader's thread; the loop's part follows by `_settle`."""
-        self._duration_s = time.monotonic() - self._started
+        self._duration_s = _clock.monotonic() - self._started
         self._exit_code = exit_code
 
     def _settle(self) -> None:
@@ -331,11 +330,11 @@ class _Reader:
 
     def _patience_ms(self) -> int | None:
         due = [h._kill_at for h in self._ends.values() if h._kill_at is not None]
-        return None if not due else max(0, int((min(due) - time.monotonic()) * 1000) + 1)
+        return None if not due else max(0, int((min(due) - _clock.monotonic()) * 1000) + 1)
 
     def _kill_overdue(self) -> None:
         for handle in self._ends.values():
-            if handle._kill_at is not None and time.monotonic() >= handle._kill_at:
+            if handle._kill_at is not None and _clock.monotonic() >= handle._kill_at:
                 handle._kill_at = None
                 _signal_group(handle.pid, signal.SIGKILL)
 

@@ -2,6 +2,8 @@
 
 import sys
 
+from ._names import own_imports
+
 
 def bind(tools: str = "", skills: str = "") -> None:
     """
@@ -18,11 +20,13 @@ def bind(tools: str = "", skills: str = "") -> None:
     namespace.update(rlm=rlm, bash=rlm.bash, asyncio=asyncio)
     namespace.pop("bind", None)
     if tools or "rlm._tools" in sys.modules:
-        from rlm import _tools
+        with own_imports():
+            from rlm import _tools
 
         _tools.bind(namespace, tools or "[]")
     if skills:
-        from rlm import _skills
+        with own_imports():
+            from rlm import _skills
 
         _skills.bind(namespace, skills)
 

@@ -100,8 +100,9 @@ class Bridge:
             raise TypeError("the request's payload must be a dict or None")
         if self._lost:
             raise HostLost()
-        body = {} if payload is None else payload
-        check_json(body)
+        body = payload or {}
+        if body:
+            check_json(body)
         id_ = f"h{next(self._ids)}"
         cell = author()
         frame = _frames.encode(
@@ -118,8 +119,9 @@ class Bridge:
 
     def take(self) -> bytes:
         """Give what waits to be sent, for the caller to send."""
-        frames, self.frames = self.frames, []
-        return b"".join(frames)
+        frames = b"".join(self.frames)
+        self.frames.clear()
+        return frames
 
     def reply(self, id_: str, data: dict[str, Any]) -> None:
         """Take the host's answer; one that nobody waits for is ignored."""

@@ -7,10 +7,12 @@ Python writes of both streams, and among raw bytes of one fd, not between the tw
 """
 
 import io
+import itertools
+import operator
 import os
 import sys
 import threading
-import time
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -18,14 +20,17 @@ from typing import Any, TextIO
 
 from rlm_protocol.limits import OUTPUT_EVENT_BYTES
 
-from . import _frames, _protect
+from . import _clock, _frames, _protect
 from ._cells import exact
 from ._interrupt import Interrupter
 from ._page import high_fd
+from ._watch import Watch
 from ._wire import Wire
 
 cell_id: ContextVar[str | None] = ContextVar("rlm_cell", default=None)
 _MAIN = threading.main_thread().ident
+_sys = vars(sys)
+_ORIGIN = operator.itemgetter(0, 1)
 _SPAWNS = frozenset(
     ("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec")
 )
@@ -37,32 +42,33 @@ _FLUSH_BURST_S = 16 * _FLUSH_S
 
 def author() -> str | None:
     """Give the id of the request that the running code belongs to; None in other threads."""
-    return cell_id.get() if threading.get_ident() == _MAIN else None
+    return cell_id.get() if get_ident() == _MAIN else None
 
 
 class Outbox:
     """Text that was written and has not been shipped. Appending needs no lock: see `write`."""
 
-    def __init__(self, wire: Wire, wake: Callable[[], None]) -> None:
+    def __init__(self, wire: Wire, flusher: Watch) -> None:
         self._wire = wire
-        self._wake = wake
-        self._items: deque[tuple[str, str | None, str]] = deque()
+        self._flusher = flusher
+        self.items: deque[tuple[str, str | None, str]] = deque()
         self._chars = 0
         self._flushed_until = 0.0  # each flush takes up its time, in advance if need be
         self._lock = threading.Lock()
         self._shipper = 0
 
     def __bool__(self) -> bool:
-        return bool(self._items)
+        return bool(self.items)
 
     def write(self, stream: str, text: str) -> None:
         """Take text. Ships, and so waits for the host, when an event's worth has come together."""
-        self._items.append((stream, author(), text))  # one step: no other writer comes between
+        owner = cell_id.get() if get_ident() == _MAIN else None
+        self.items.append((stream, owner, text))  # one step: no other writer comes between
         self._chars += len(text)
         if self._chars >= OUTPUT_EVENT_BYTES:
             self.ship()
-        else:
-            self._wake()
+        elif not self._flusher.awake:
+            self._flusher.wake()
 
     def flush(self) -> None:
         """
@@ -70,8 +76,8 @@ class Outbox:
 
         Left to the flusher all the same when flushes come thick, or when the host does not read.
         """
-        now = time.monotonic()
-        if self._flushed_until > now + _FLUSH_BURST_S or not self._items:
+        now = _clock.monotonic()
+        if self._flushed_until > now + _FLUSH_BURST_S or not self.items:
             return
         self._flushed_until = max(self._flushed_until, now) + _FLUSH_S
         if self._wire.takes_more():
@@ -79,10 +85,10 @@ class Outbox:
 
     def ship(self) -> None:
         """Write out everything that was taken."""
-        if self._shipper == threading.get_ident():
+        if self._shipper == get_ident():
             return  # a finaliser printed while this thread was shipping: it is shipped next time
         with self._lock:
-            self._shipper = threading.get_ident()
+            self._shipper = get_ident()
             try:
                 for frame in self._frames():
                     self._wire.put(frame)
@@ -91,31 +97,24 @@ class Outbox:
 
     def take(self) -> bytes:
         """Give the frames of everything that was taken, for the caller to write."""
-        if not self._items:
+        if not self.items:
             return b""
         if self._chars >= OUTPUT_EVENT_BYTES:
             self.ship()
             return b""
         with self._lock:
-            return b"".join(self._frames())
+            self._shipper = get_ident()
+            try:
+                return b"".join(self._frames())
+            finally:
+                self._shipper = 0
 
     def _frames(self) -> Iterator[bytes]:
-        items = self._items
         self._chars = 0
-        stream = "stdout"
-        owner: str | None = None
-        parts: list[str] = []
-        for _ in range(len(items)):
-            next_stream, next_owner, text = items.popleft()
-            if parts and (next_stream != stream or next_owner != owner):
-                yield from _frames.output(stream, owner, "".join(parts))
-                parts = []
-            stream, owner = next_stream, next_owner
-            parts.append(text)
-        if parts:
-            text = "".join(parts)
-            del parts
-            yield from _frames.output(stream, owner, text)
+        items = self.items
+        taken = [items.popleft() for _ in range(len(items))]
+        for (stream, owner), texts in itertools.groupby(taken, _ORIGIN):
+            yield from _frames.output(stream, owner, "".join([text for _, _, text in texts]))
 
 
 class Sink(io.TextIOBase):
@@ -136,14 +135,14 @@ class Sink(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take text. An interrupt that comes meanwhile is raised on the way out, never inside."""
-        if not isinstance(text, str):
-            raise TypeError(f"write() takes text, not {type(text).__name__}")
-        text = exact(text)
-        if text:
-            if self.forked:
-                _write_all(self._fd, text.encode("utf-8", "replace"))
-            else:
-                self._outbox.write(self._stream, text)
+        if type(text) is not str:
+            if not isinstance(text, str):
+                raise TypeError(f"write() takes text, not {type(text).__name__}")
+            text = exact(text)
+        if self.forked:
+            _write_all(self._fd, text.encode("utf-8", "replace"))
+        elif text:
+            self._outbox.write(self._stream, text)
             if self._interrupter.wanted is not None:
                 self._interrupter.checkpoint(sys._getframe(1))
         return len(text)
@@ -225,15 +224,20 @@ class Streams:
         self.stdout = Sink("stdout", 1, outbox, interrupter)
         self.stderr = Sink("stderr", 2, outbox, interrupter)
         self._nothing = _empty()
+        self._bound = {"stdin": self._nothing, "stdout": self.stdout, "stderr": self.stderr}
         self.install()
         vars(sys).update(__stdin__=self._nothing, __stdout__=self.stdout, __stderr__=self.stderr)
         _on_spawn(self._before_spawn)
 
     def install(self) -> None:
         """Bind `sys.stdin`, `sys.stdout` and `sys.stderr` (again)."""
-        if self._nothing.closed:
-            self._nothing = _empty()
-        sys.stdin, sys.stdout, sys.stderr = self._nothing, self.stdout, self.stderr
+        try:
+            lost = self._nothing.closed
+        except ValueError:  # of its buffer a cell has made another stream
+            lost = True
+        if lost:
+            self._bound["stdin"] = self._nothing = _empty()
+        _sys.update(self._bound)
 
     def after_fork(self) -> None:
         """Write straight to the fds: this process may not speak the protocol."""
@@ -243,7 +247,7 @@ class Streams:
         if self.stdout.forked:
             return
         self.outbox.ship()  # what was printed before a child starts is shown before its output
-        if threading.get_ident() == _MAIN:
+        if get_ident() == _MAIN:
             self._interrupter.before_spawn()
 
 

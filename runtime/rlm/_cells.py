@@ -40,13 +40,13 @@ def compile_cell(source: str, filename: str) -> Parts:
         SyntaxError: and whatever else `compile` raises for hostile source (ValueError,
             RecursionError, MemoryError, OverflowError).
     """
-    if "\n" not in source and len(source) < _SHORT:
-        if not source or source.isspace():
-            return None, None, False
+    if len(source) < _SHORT and "\n" not in source:
         try:
             return None, compile(source, filename, "eval", _AWAIT, True), True
         except SyntaxError:
             is_one_statement = ";" not in source  # if it is any: it has no tail to split off
+        if not source or source.isspace():
+            return None, None, False
         if is_one_statement:
             return None, _compile(source, filename, "exec"), False
     return _split_text(source, filename) or _split_tree(source, filename)
@@ -101,9 +101,10 @@ def _split_tree(source: str, filename: str) -> Parts:
 def awaits(parts: Parts) -> bool:
     """Tell whether a cell needs a task."""
     head, tail, _ = parts
-    if head is not None and head.co_flags & _COROUTINE:
-        return True
-    return tail is not None and bool(tail.co_flags & _COROUTINE)
+    flags = 0 if tail is None else tail.co_flags
+    if head is not None:
+        flags |= head.co_flags
+    return bool(flags & _COROUTINE)
 
 
 class Failure:
@@ -156,6 +157,13 @@ def call(function: Any, *args: Any) -> Any:
     return function(*args)
 
 
+@boundary
+def text_of(value: Any) -> str:
+    """Give the repr of a cell's value, interruptibly. Raises what its class raises."""
+    text = repr(value)
+    return text if type(text) is str else exact(text)
+
+
 class Sources:
     """The sources that tracebacks show: of the running cell and of cells something still uses."""
 
@@ -164,12 +172,11 @@ class Sources:
 
     def add(self, filename: str, source: str) -> None:
         """Show `source` for `filename`."""
+        lines = [source + "\n"]
         if "\n" in source or "\r" in source:
             lines = source.splitlines(keepends=True)
             if not lines[-1].endswith("\n"):
                 lines[-1] += "\n"
-        else:
-            lines = [source + "\n"]
         linecache.cache[filename] = (len(source), None, lines, filename)
 
     def settle(self, filename: str, parts: Parts) -> None:
@@ -195,7 +202,11 @@ _UNUSED = _unused()
 def _in_use(code: Code) -> bool:
     if sys.getrefcount(code) > _UNUSED + 1:  # and this function's own parameter
         return True
-    for inner in code.co_consts:  # noqa: SIM110 (a generator costs as much as all the rest)
+    return Code in map(type, code.co_consts) and _inner_in_use(code.co_consts)
+
+
+def _inner_in_use(consts: tuple[Any, ...]) -> bool:
+    for inner in consts:  # noqa: SIM110 (a generator costs as much as all the rest)
         if type(inner) is Code and _in_use(inner):
             return True
     return False
@@ -260,7 +271,9 @@ def _trimmed(error: BaseException) -> types.TracebackType | None:
         at = at.tb_next
     trimmed = None
     for tb in reversed(kept):
-        trimmed = types.TracebackType(trimmed, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+        # Some instructions of a `with` or `try` are on no line, and an interrupt may hit them.
+        line = tb.tb_lineno or tb.tb_frame.f_code.co_firstlineno
+        trimmed = types.TracebackType(trimmed, tb.tb_frame, tb.tb_lasti, line)
     return trimmed
 
 

@@ -18,13 +18,18 @@ from rlm_protocol import kernel as k
 
 from . import _capture, _cells, _frames, _protect
 from ._cells import Failure
+from ._names import own_imports
 
 if TYPE_CHECKING:
     from ._limits import Memory
     from ._runtime import Runtime
 
+BROKEN = 70
+"""The exit code of a kernel in which cells have broken what the runtime stands on."""
+
 Serial = k.Execute | k.Snapshot | k.Restore | k.ListNames
 """What waits its turn."""
+SERIAL = (k.Execute, k.Snapshot, k.Restore, k.ListNames)
 
 
 class Execution:
@@ -38,6 +43,9 @@ class Execution:
         self.memory = _memory_limit()
         self.forked = False
         self._runtime = runtime
+        self._watch = runtime.watch
+        self._pipes = runtime.channels.pipes
+        self._streams = runtime.streams
         self._wire = runtime.wire
         self._outbox = runtime.outbox
         self._interrupter = runtime.interrupter
@@ -61,25 +69,31 @@ class Execution:
 
     def begin(self, request: Serial, json_id: bytes) -> None:
         """Run a request to its `done`; a cell that awaits goes on as a task."""
+        if not self._watch.awake:
+            self._watch.wake()
         self._id, self._json_id = request.id, json_id
-        if self.memory is not None:
-            self.memory.cell()
         parked = self._interrupter.begin(request.id)
-        self._runtime.streams.install()
-        _protect.mend(self._runtime.channels.pipes)
-        self._wire.page.set_author(json_id)  # what is captured from now on is this request's
-        self.context.run(self._run, request, parked)
+        try:
+            if self.memory is not None:
+                self.memory.cell()
+            self._streams.install()
+            if _protect.maybe_lost:
+                _protect.mend(self._pipes)
+            self._wire.page.set_author(json_id)  # what is captured from now on is this request's
+            if isinstance(request, k.Execute):
+                self.context.run(self._execute, request, parked)
+            else:
+                self.context.run(self._serve, request, parked)
+        except BaseException as error:
+            self._answer_all_the_same(error)
 
-    def _run(self, request: Serial, parked: bool) -> None:
+    def _serve(self, request: k.Snapshot | k.Restore | k.ListNames, parked: bool) -> None:
         _capture.cell_id.set(request.id)
-        if isinstance(request, k.Execute):
-            self._execute(request, parked)
-            return
-        from . import _serial
-
         try:
             if parked:
                 raise KeyboardInterrupt
+            with own_imports():
+                from . import _serial
             done = _serial.serve(request, self.namespace)
         except BaseException as error:
             self._finish(Failure(error), b"")
@@ -87,6 +101,7 @@ class Execution:
             self._finish(None, b"", msgspec.structs.replace(done, nonce=self._runtime.nonce))
 
     def _execute(self, request: k.Execute, parked: bool) -> None:
+        _capture.cell_id.set(request.id)
         self._cells += 1
         name = f"<cell-{self._cells}>"
         self._sources.add(name, request.code)
@@ -106,7 +121,8 @@ class Execution:
 
     def _start(self, request: k.Execute, name: str, parts: _cells.Parts) -> None:
         running = _cells.run_async(parts[0], parts[1], self.namespace)
-        task = self._runtime.loop.create_task(running, context=self.context)
+        # Not by the loop's factory, which keeps track of the tasks that cells leave behind.
+        task = asyncio.Task(running, loop=self._runtime.loop, context=self.context)
         self._interrupter.task = task
 
         def ended(task: asyncio.Task[Any]) -> None:
@@ -115,13 +131,17 @@ class Execution:
             except BaseException as error:  # cancelled before its first step
                 value = Failure(error)
             del task
-            self.context.run(self._executed, request, name, parts, value)
-            self._runtime.step()
+            self._interrupter.task = None
+            try:
+                self.context.run(self._executed, request, name, parts, value)
+            except BaseException as error:
+                self._answer_all_the_same(error)
+            finally:
+                self._runtime.step()
 
         task.add_done_callback(ended)
 
     def _executed(self, request: k.Execute, name: str, parts: _cells.Parts, value: Any) -> None:
-        self._interrupter.task = None
         if self.forked:
             _end_fork(value)
         frame = b""
@@ -133,9 +153,7 @@ class Execution:
         elif value is not None and not request.silent:
             self.namespace["_"] = value
             try:
-                text = _cells.exact(_cells.call(repr, value))
-                frame = _frames.result(request.id, self._json_id, text)
-                del text
+                frame = _frames.result(request.id, self._json_id, _cells.text_of(value))
             except BaseException as error:
                 failure = Failure(error)
         self._finish(failure, frame)
@@ -156,7 +174,7 @@ class Execution:
             last = frame + b'{"event":"done","id":' + self._json_id + self._ok
         else:
             last = _frames.done(done)
-        written = self._outbox.take()
+        written = self._outbox.take() if self._outbox.items else b""
         self._wire.fence()
         # The pipes are empty and the lock is held: this is the last moment to be interrupted.
         if self._interrupter.end() and failure is None and done is None:
@@ -166,6 +184,22 @@ class Execution:
             hook()
         if self.memory is not None:
             self.memory.idle()
+
+    def _answer_all_the_same(self, error: BaseException) -> None:
+        """
+        Answer a request although a cell has broken what the runtime stands on.
+
+        Where even that fails, and where `done` may be out by half, the process ends: the host then
+        starts another, and never waits for one that lives on deaf.
+        """
+        if self._runtime.targets.active is None:
+            raise error  # it has been answered
+        try:
+            if self.forked or _went_through(error, self._finish):
+                raise error
+            self._finish(Failure(error), b"")
+        except BaseException:
+            os._exit(1 if self.forked else BROKEN)
 
     def _error(self, ename: str, evalue: str, traceback: list[str]) -> bytes:
         frame = _frames.error(self._id, ename, evalue, traceback)
@@ -178,6 +212,16 @@ class Execution:
             return _cells.describe(error)
         finally:
             del error
+
+
+def _went_through(error: BaseException, method: Callable[..., Any]) -> bool:
+    code = method.__func__.__code__  # type: ignore[attr-defined]
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is code:
+            return True
+        at = at.tb_next
+    return False
 
 
 def _memory_limit() -> "Memory | None":

@@ -5,7 +5,7 @@ U+2028 and U+2029 are escaped (some hosts split lines there), lone surrogates be
 source, long text is cut at a character.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -34,7 +34,8 @@ def encode(event: Event) -> bytes:
 
 def encode_text(text: str) -> bytes:
     """Quote text as JSON."""
-    return escape_separators(_encode(text))
+    quoted = _encode(text)
+    return quoted if text.isascii() else escape_separators(quoted)
 
 
 def whole(text: str) -> str:
@@ -56,12 +57,15 @@ def cut_middle(text: str, limit: int) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
 
 
-def output(stream: str, author: str | None, text: str) -> Iterator[bytes]:
+def output(stream: str, author: str | None, text: str) -> Iterable[bytes]:
     """Give the frames of one piece of output, each with at most 64 KiB of text."""
     kind = Stdout if stream == "stdout" else Stderr
     if len(text) * 4 <= OUTPUT_EVENT_BYTES:
-        yield encode(kind(id=author, text=whole(text)))
-        return
+        return (encode(kind(id=author, text=whole(text))),)
+    return _pieces(kind, author, text)
+
+
+def _pieces(kind: type[Stdout | Stderr], author: str | None, text: str) -> Iterator[bytes]:
     step = OUTPUT_EVENT_BYTES if text.isascii() else OUTPUT_EVENT_BYTES // 4
     for at in range(0, len(text), step):
         yield encode(kind(id=author, text=whole(text[at : at + step])))
@@ -70,6 +74,8 @@ def output(stream: str, author: str | None, text: str) -> Iterator[bytes]:
 def result(id_: str, json_id: bytes, text: str) -> bytes:
     """Give the frame of a result, its text cut so that the frame keeps its bound."""
     if len(text) <= _SURELY_FITS:
+        if text.isascii():  # nearly always
+            return b'{"event":"result","id":%b,"text":%b}\n' % (json_id, _encode(text))
         try:
             return b'{"event":"result","id":%b,"text":%b}\n' % (json_id, encode_text(text))
         except UnicodeEncodeError:

@@ -13,10 +13,13 @@ import select
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
 
 from . import _linux
 from ._page import Page, high_fd
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 READ_BYTES = 64 * 1024
 EOF_GRACE_S = 2.0
@@ -26,15 +29,25 @@ DRAIN_S = 1.0
 NAMES = (b"stdout", b"stderr")
 
 
-class Channels(NamedTuple):
+class Channels:
     """What the kernel half gets: private fds and the page it shares with its guard."""
 
-    requests: int
-    events: int
-    captured: tuple[int, int]  # read ends of the pipes behind fds 1 and 2, for FIONREAD
-    pipes: tuple[int, int]  # write ends; `capture` puts them on fds 1 and 2
-    page: Page
-    guard_pid: int
+    def __init__(
+        self,
+        requests: int,
+        events: int,
+        captured: tuple[int, int],
+        pipes: tuple[int, int],
+        page: Page,
+        guard_pid: int,
+    ) -> None:
+        self.requests, self.events = requests, events
+        self.captured = captured
+        """Read ends of the pipes behind fds 1 and 2, for FIONREAD."""
+        self.pipes = pipes
+        """Write ends; `capture` puts them on fds 1 and 2."""
+        self.page = page
+        self.guard_pid = guard_pid
 
 
 def split(*, control: int | None, owner_fd: int | None, private: Sequence[int] = ()) -> Channels:
@@ -50,6 +63,8 @@ def split(*, control: int | None, owner_fd: int | None, private: Sequence[int] =
         private: what the kernel alone keeps.
     """
     requests, events = high_fd(0, close=False), high_fd(1, close=False)
+    _linux.widen_pipe(requests)
+    _linux.widen_pipe(events)
     pipes = [os.pipe() for _ in NAMES]
     reads = (high_fd(pipes[0][0]), high_fd(pipes[1][0]))
     writes = (high_fd(pipes[0][1]), high_fd(pipes[1][1]))
@@ -221,7 +236,7 @@ class _Guard:
         self._memory_bytes: int | None = None
         self._out_of_memory = False
 
-    def run(self) -> NoReturn:
+    def run(self) -> "NoReturn":
         """Watch until the kernel, its owner or an order ends the tree; then end as it ended."""
         forced = True
         try:
@@ -327,7 +342,7 @@ class _Guard:
             except OSError:
                 return  # the host is gone; the owner's pidfd or EOF says the same
 
-    def _leave(self) -> NoReturn:
+    def _leave(self) -> "NoReturn":
         code = self._code if self._code is not None else -_signal.SIGKILL
         if self._out_of_memory:
             self._tell(b"oom")

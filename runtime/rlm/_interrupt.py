@@ -13,16 +13,16 @@ import os
 import selectors
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from . import _linux
+from . import _clock, _linux
 
 STARVED_S = 0.1
 """A cancelled cell whose loop has not turned for this long is starved by another task."""
 
+_get_ident = threading.get_ident
 _pthread_sigmask, _mask = signal.pthread_sigmask, _signal.pthread_sigmask
 _SIGINT = int(signal.SIGINT)
 _SIG_BLOCK, _SIG_UNBLOCK = int(signal.SIG_BLOCK), int(signal.SIG_UNBLOCK)
@@ -146,7 +146,7 @@ class Interrupter:
         self._intake = intake
         self._doorbell = doorbell
         self._handler = self.on_signal
-        self._main = threading.get_ident()
+        self._main = _get_ident()
         self._rung = False
         self._cancelled_at: float | None = None
         self._earlier: set[int] | None = None
@@ -174,7 +174,8 @@ class Interrupter:
 
     def begin(self, id_: str) -> bool:
         """Open a request. True when an interrupt was parked for it."""
-        self.install()
+        if self.maybe_blocked or _signal.getsignal(_SIGINT) is not self._handler:
+            self.install()
         self.wanted = self.cancelled = self._cancelled_at = self._earlier = None
         return self._targets.begin(id_)
 
@@ -204,7 +205,7 @@ class Interrupter:
 
     def checkpoint(self, frame: FrameType | None) -> None:
         """Deliver to the cell that called an uninterruptible part, on the way out of it."""
-        if threading.get_ident() == self._main and locate(frame) is Where.CELL:
+        if _get_ident() == self._main and locate(frame) is Where.CELL:
             self.deliver(frame)
 
     def on_signal(self, _number: int, frame: FrameType | None) -> None:
@@ -234,12 +235,12 @@ class Interrupter:
         if self.task is None or self.task.done() or self.loop is None:
             return  # the runtime is at work for this request; it looks before it says `done`
         if self._cancelled_at is None:
-            self._cancelled_at = time.monotonic()
+            self._cancelled_at = _clock.monotonic()
             self.cancelled = active
             self._signal_children()
             self.task.cancel()
             self.loop.call_soon_threadsafe(self._loop_turned)
-        elif time.monotonic() - self._cancelled_at > STARVED_S and where is Where.ELSEWHERE:
+        elif _clock.monotonic() - self._cancelled_at > STARVED_S and where is Where.ELSEWHERE:
             raise KeyboardInterrupt
 
     def _loop_turned(self) -> None:

@@ -9,11 +9,15 @@ import _signal  # type: ignore[import-not-found]
 import os
 import time
 from collections.abc import Callable, Collection
-from typing import NoReturn
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 1, 36, 24
 _CAPABILITIES_V3 = 0x20080522
 _CAP_SYS_PTRACE, _CAP_SYS_ADMIN, _CAP_PERFMON = 19, 21, 38
+_PIPE_BYTES = 256 * 1024
 _KILL_S = 5.0
 _THREAD_ENDS_S = 0.1
 
@@ -78,6 +82,16 @@ def drop_inspection() -> None:
         for word in range(3):  # effective, permitted, inheritable
             words[3 * half + word] &= ~(1 << bit)
     call("capset", header, b"".join(word.to_bytes(4, "little") for word in words))
+
+
+def widen_pipe(fd: int) -> None:
+    """Let a pipe hold more, so that a batch of frames passes at one go; a socket stays as it is."""
+    import fcntl
+
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except (AttributeError, OSError):
+        return  # no such system, no pipe, or this user's pipes hold enough already
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:
@@ -157,12 +171,12 @@ def threads() -> int:
         time.sleep(0.001)
 
 
-def end_by_signal(number: int) -> NoReturn:
+def end_by_signal(number: int) -> "NoReturn":
     """End this process by the signal that ended another, so that its parent sees the same."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the kernel's, is enough
     if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file, the kernel's, is enough
         _signal.signal(number, _signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)

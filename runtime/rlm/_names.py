@@ -19,6 +19,7 @@ def is_users(name: object) -> bool:
     """Tell whether the user made this name."""
     return (
         type(name) is str
+        and name.isidentifier()
         and not name.startswith("_")
         and name not in RUNTIME_NAMES
         and name not in SKILLS
@@ -40,7 +41,11 @@ def _is_tools(name: str, namespace: dict[str, Any]) -> bool:
 def own_imports() -> Iterator[None]:
     """Import what is ours from where it is installed, never a user's file of that name."""
     path = sys.path[:]
-    sys.path[:] = [entry for entry in path if entry not in ("", ".", os.getcwd())]
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        here = ""
+    sys.path[:] = [entry for entry in path if entry not in ("", ".", here)]
     try:
         yield
     finally:

@@ -14,8 +14,10 @@ import os
 
 ID_BYTES = 1024
 """Longest request id on the page, as JSON; the runtime refuses longer ones."""
-_ID_AT = 1
-_PARTIAL_AT = (_ID_AT + ID_BYTES + 1, _ID_AT + ID_BYTES + 5)
+_COUNT_AT = (1, 2)
+_PARTIAL_AT = (3, 6)
+_ID_AT = 9
+_NO_PARTIALS = bytes(2)
 _SIZE = 4096
 
 
@@ -83,12 +85,14 @@ class Page:
         `set_nobody` was called under the lock.
         """
         page = self._map
-        page[_ID_AT : len(json_id) + 2] = json_id + b"\n"
+        page[_ID_AT : _ID_AT + 1 + len(json_id)] = json_id + b"\n"
         page[0] = 1
 
-    def set_nobody(self) -> None:
-        """Say that captured bytes belong to nobody. Lock held."""
-        self._map[0] = 0
+    def set_nobody(self) -> bool:
+        """Say that captured bytes belong to nobody. True: a character is unfinished. Lock held."""
+        page = self._map
+        page[0] = 0
+        return page[1:3] != _NO_PARTIALS
 
     def author(self) -> bytes:
         """Give the JSON of the request that owns captured bytes; `null`: nobody. Lock held."""
@@ -99,17 +103,13 @@ class Page:
     def set_partial(self, stream: int, data: bytes) -> None:
         """Keep up to three bytes of an unfinished character of fd `stream`. Lock held."""
         at = _PARTIAL_AT[stream]
-        self._map[at : at + 4] = bytes((len(data),)) + data.ljust(3, b"\0")
+        self._map[at : at + 3] = data.ljust(3, b"\0")
+        self._map[_COUNT_AT[stream]] = len(data)
 
     def partial(self, stream: int) -> bytes:
         """Give the bytes of an unfinished character of fd `stream`. Lock held."""
         at = _PARTIAL_AT[stream]
-        return self._map[at + 1 : at + 1 + self._map[at]]
-
-    def has_partial(self) -> bool:
-        """Tell whether any character is unfinished. Lock held."""
-        page = self._map
-        return bool(page[_PARTIAL_AT[0]] or page[_PARTIAL_AT[1]])
+        return self._map[at : at + self._map[_COUNT_AT[stream]]]
 
 
 def _anonymous_file() -> int:

@@ -92,8 +92,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Names of the user are in the stream themselves; private ones come along with their users.
         private = {k: v for k, v in slots["__globals__"].items() if not is_users(k)}
         private = {k: v for k, v in private.items() if k.startswith("_")}
-        slots = {**slots, "__globals__": private}
-        return (make, (args[0], self._live, *args[2:]), (attributes, slots), *rest)
+        # cloudpickle gives each function cells of its own; what closures share, they go on sharing.
+        slots = {**slots, "__globals__": private, "__closure__": None}
+        args = (args[0], self._live, *args[2:-1], function.__closure__)
+        return (make, args, (attributes, slots), *rest)
 
 
 def _lock(obj: Any) -> Any:
@@ -111,6 +113,18 @@ def _rlock(obj: Any) -> Any:
 def _weakref(obj: Any) -> Any:
     target = obj()
     return (_dead_reference, ()) if target is None else (weakref.ref, (target,))
+
+
+def _cell(obj: Any) -> Any:
+    try:
+        content = obj.cell_contents
+    except ValueError:  # it is empty
+        return types.CellType, ()
+    return types.CellType, (), (content,), None, None, _fill_cell
+
+
+def _fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    (cell.cell_contents,) = state
 
 
 class _Gone:
@@ -135,6 +149,7 @@ _SPECIAL: dict[type, Callable[[Any], Any]] = {
     _LOCK: _lock,
     _RLOCK: _rlock,
     weakref.ReferenceType: _weakref,
+    types.CellType: _cell,
     type(functools.lru_cache(len)): _cached,
 }
 

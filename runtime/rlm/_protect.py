@@ -14,7 +14,8 @@ from ._page import high_fd
 
 _private: set[int] = set()
 _close, _closerange = os.close, os.closerange
-_maybe_lost = False
+maybe_lost = False
+"""A cell may have closed fd 0, 1 or 2: `mend`."""
 
 
 def protect(fds: Iterable[int]) -> None:
@@ -31,19 +32,19 @@ def unprotect() -> None:
 
 def close(fd: int) -> None:
     """Close a file descriptor."""
-    global _maybe_lost
+    global maybe_lost
     if fd in _private:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     if fd <= 2:
-        _maybe_lost = True
+        maybe_lost = True
     _close(fd)
 
 
 def closerange(fd_low: int, fd_high: int, /) -> None:
     """Close all file descriptors in [fd_low, fd_high), ignoring errors."""
-    global _maybe_lost
+    global maybe_lost
     if fd_low <= 2:
-        _maybe_lost = True
+        maybe_lost = True
     at = fd_low
     for fd in sorted(fd for fd in _private if fd_low <= fd < fd_high):
         _closerange(at, fd)
@@ -53,10 +54,8 @@ def closerange(fd_low: int, fd_high: int, /) -> None:
 
 def mend(pipes: tuple[int, int]) -> None:
     """Fill fds 0, 1 and 2 (the captured pipes) where a cell closed them and nothing is there."""
-    global _maybe_lost
-    if not _maybe_lost:
-        return
-    _maybe_lost = False
+    global maybe_lost
+    maybe_lost = False
     null = high_fd(os.open(os.devnull, os.O_RDWR))
     for number, fd in enumerate((null, *pipes)):
         try:

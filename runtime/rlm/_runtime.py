@@ -10,7 +10,6 @@ import asyncio
 import math
 import os
 import sys
-import time
 from collections import deque
 from typing import Any, NoReturn
 
@@ -21,10 +20,11 @@ from rlm_protocol.errors import KernelBusy, MalformedFrame
 from rlm_protocol.framing import Refused
 from rlm_protocol.limits import INSPECT_MS
 
-from . import _bridge, _capture, _frames, _loop, _protect
-from ._execution import Execution, Serial
+from . import _bridge, _capture, _clock, _frames, _loop, _protect
+from ._execution import BROKEN, SERIAL, Execution, Serial
 from ._guard import Channels
 from ._interrupt import Interrupter, Targets, turns_the_loop
+from ._names import own_imports
 from ._page import ID_BYTES
 from ._watch import Watch
 from ._wire import Inbox, Wire
@@ -32,6 +32,8 @@ from ._wire import Inbox, Wire
 SHUTDOWN_S = 1.6
 """After this long a cell that does not end is left to the guard, and `done` is said without it."""
 QUEUED_BYTES = 64 * 1024 * 1024
+_SHORT_ID = ID_BYTES // 6 - 1
+"""Characters of an id that is surely not too long: none takes more than six bytes in JSON."""
 _LOOP_FAILURES = 1000
 _PATIENCE_S = SHUTDOWN_S - 0.1
 """Seconds before the end of a shutdown from which on the running cell is interrupted."""
@@ -54,27 +56,29 @@ class Runtime:
         self._replies: deque[k.HostReply] = deque()
         self._questions: deque[tuple[float, Question]] = deque()  # since when each one waits
         self._bad: deque[str] = deque()
+        self._waiting = (self._queue, self._replies, self._questions, self._bad)
         self._reads_seen = 0
         self._failures = 0
         self._closing: float | None = None
         self._farewell: k.Done | None = None
-        self._watch = Watch(self._look)
+        self.watch = Watch(self._look)
         self._flusher = Watch(self._ship)
-        self.outbox = _capture.Outbox(self.wire, self._flusher.wake)
+        self.outbox = _capture.Outbox(self.wire, self._flusher)
         self.streams = _capture.Streams(self.outbox, self.interrupter)
         self.execution = Execution(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tasks_most = 0
         self.bridge = _bridge.Bridge()
-        self.loop, loop_fds = _loop.new(self.inbox, self._readable, self._end_turn)
+        due = (self.bridge.frames, self._tasks)
+        selector = _loop.Selector(self.inbox, self._readable, self._end_turn, due)
+        self.loop, loop_fds = _loop.new(selector, self.inbox)
         self.loop.set_task_factory(self._make_task)
         self.interrupter.loop = self.loop
         self.interrupter.install()
         _protect.protect([*self.wire.own_fds, *self.inbox.own_fds, *loop_fds])
         _protect.protect([*channels.captured, *channels.pipes])
-        if self.execution.memory is not None:
-            for watch in (self._watch, self._flusher):
-                watch.wake()  # a full kernel could not start their threads
+        for watch in (self.watch, self._flusher):
+            watch.wake()  # later a full kernel, or a broken one, could not start them
         self._use()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -100,7 +104,7 @@ class Runtime:
                 self._failures += 1
             if self.execution.forked:
                 os._exit(1)
-        os._exit(70)  # a cell broke the loop itself: nothing can be served any more
+        os._exit(BROKEN)  # a cell broke the loop itself: nothing can be served any more
 
     def _make_task(self, loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
@@ -112,12 +116,42 @@ class Runtime:
         for task in tuple(self._tasks):
             task.cancel()
 
-    def _readable(self) -> None:
+    def _readable(self, seen_after: int) -> None:
+        """Serve what has come, right where the loop waits for it."""
         self._failures = 0
-        self._intake()
+        lines = self.inbox.take(seen_after)
+        if lines is not None:
+            alone = None
+            try:
+                if len(lines) == 1 and not any(self._waiting):
+                    alone = self._alone(lines[0])
+                if alone is None:
+                    self._sort(lines)
+            finally:
+                if self.inbox.release():
+                    self._intake_aside()
+            if isinstance(alone, k.Execute):
+                self.execution.begin(alone, _frames.encode_text(alone.id))
+                return
+            if alone is not None:
+                self.bridge.reply(alone.id, alone.data)
+                return
         if self.interrupter.wanted is not None:
             self.interrupter.deliver(sys._getframe())
         self.step()
+
+    def _alone(self, line: bytes | Refused) -> k.Execute | k.HostReply | None:
+        """Decode what came alone while nothing waits. None: it is sorted, and may have to wait."""
+        if self.inbox.ended or self._closing is not None or isinstance(line, Refused):
+            return None
+        try:
+            request = k.decode_request(line)
+        except MalformedFrame:
+            return None
+        if isinstance(request, k.Execute) and len(request.id) <= _SHORT_ID:
+            free = self.targets.active is None
+            return request if free and self.targets.admit(request.id) else None
+        return request if isinstance(request, k.HostReply) else None
 
     def _end_turn(self, idle: bool) -> None:
         """Send what cells have asked their host in this turn; forget tasks that have ended."""
@@ -129,20 +163,32 @@ class Runtime:
 
     # --- intake: any context, writes nothing, runs nothing ----------------------------------------
 
+    def _intake_aside(self) -> None:
+        """Read for the loop, where it cannot: in a signal handler or the watch, say."""
+        self._intake()
+        if any(self._waiting) or self._closing is not None:
+            self.loop.call_soon_threadsafe(self.step)
+
     def _intake(self) -> None:
-        for line in self.inbox.take():
-            self._sort(line)
+        """
+        Sort what has come. Who reads also sorts before another may read.
+
+        So an interrupt never overtakes its request.
+        """
+        again = True
+        while again and (lines := self.inbox.take()) is not None:
+            try:
+                self._sort(lines)
+            finally:
+                again = self.inbox.release()
+
+    def _sort(self, lines: list[bytes | Refused]) -> None:
+        for line in lines:
+            self._sort_one(line)
         if self.inbox.ended and self._closing is None:
             self._close(None)
 
-    def _intake_aside(self) -> None:
-        """Read for the loop, from a signal handler or the watch."""
-        self._intake()
-        found = self._queue or self._replies or self._questions or self._bad
-        if found or self._closing is not None:
-            self.loop.call_soon_threadsafe(self.step)
-
-    def _sort(self, line: bytes | Refused) -> None:
+    def _sort_one(self, line: bytes | Refused) -> None:
         if isinstance(line, Refused):
             self._bad.append(str(line.error))
             return
@@ -152,7 +198,7 @@ class Runtime:
             if line.strip():  # a blank line is ignored
                 self._bad.append(str(why))
             return
-        if isinstance(request, (k.Execute, k.Snapshot, k.Restore, k.ListNames)):
+        if isinstance(request, SERIAL):
             self._enqueue(request, len(line))
         elif isinstance(request, k.HostReply):
             self._replies.append(request)
@@ -161,7 +207,7 @@ class Runtime:
         elif isinstance(request, k.Shutdown):
             self._close(request.id)
         else:
-            self._questions.append((time.monotonic(), request))
+            self._questions.append((_clock.monotonic(), request))
             self._flusher.wake()
 
     def _enqueue(self, request: Serial, size_bytes: int) -> None:
@@ -179,10 +225,10 @@ class Runtime:
     def _close(self, id_: str | None) -> None:
         """Begin to end: the running cell is soon interrupted, nothing new is begun."""
         if self._closing is None:
-            self._closing = time.monotonic() + SHUTDOWN_S
+            self._closing = _clock.monotonic() + SHUTDOWN_S
         if id_ is not None:
             self._farewell = k.Done(id=id_, status="ok", nonce=self.nonce)
-        self._watch.wake()
+        self.watch.wake()
         self._flusher.wake()
 
     # --- the two watching threads -----------------------------------------------------------------
@@ -195,7 +241,7 @@ class Runtime:
         self.interrupter.maybe_blocked = True
         active = self.targets.active
         # A cell that waits for its host is told of the loss first, and may end by itself.
-        if self._closing is not None and time.monotonic() > self._closing - _PATIENCE_S:
+        if self._closing is not None and _clock.monotonic() > self._closing - _PATIENCE_S:
             self.interrupter.aim(active)
         if active is not None and self.interrupter.wanted == active:
             self.interrupter.ring()
@@ -207,8 +253,8 @@ class Runtime:
         if busy:
             self.outbox.ship()
         if self._questions:
-            self._refuse_questions(waiting_since=time.monotonic() - INSPECT_MS / 1000)
-        if self._closing is not None and time.monotonic() > self._closing:
+            self._refuse_questions(waiting_since=_clock.monotonic() - INSPECT_MS / 1000)
+        if self._closing is not None and _clock.monotonic() > self._closing:
             self._leave()
         return busy or bool(self._questions) or self._closing is not None
 
@@ -243,7 +289,6 @@ class Runtime:
                 return
             request, json_id, size_bytes = self._queue.popleft()
             self._queued_bytes -= size_bytes
-            self._watch.wake()
             self.execution.begin(request, json_id)
 
     def _serve_at_once(self) -> None:
@@ -257,16 +302,20 @@ class Runtime:
             self._answer(question)
 
     def _answer(self, question: Question) -> None:
-        from . import _inspect
+        try:
+            with own_imports():
+                from . import _inspect
 
-        done = _inspect.answer(question, self.namespace)
+            done = _inspect.answer(question, self.namespace)
+        except Exception as why:  # a cell broke what it needs: imports, builtins, …
+            done = k.Done(id=question.id, status="error", reason=f"{type(why).__name__}: {why}")
         self.wire.put(_frames.done(msgspec.structs.replace(done, nonce=self.nonce)))
 
     # --- branches ---------------------------------------------------------------------------------
 
     def stop_threads(self) -> None:
         """Come down to one thread; ours start again when there is something to watch."""
-        self._watch.stop()
+        self.watch.stop()
         self._flusher.stop()
 
     # --- the end ----------------------------------------------------------------------------------
@@ -299,7 +348,7 @@ class Runtime:
         for fd in (self.wire.fd, self.inbox.fd):
             os.dup2(null, fd, inheritable=False)
         os.close(null)
-        self._watch.forget()
+        self.watch.forget()
         self._flusher.forget()
         selector = getattr(self.loop, "_selector", None)
         if selector is not None:

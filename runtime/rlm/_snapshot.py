@@ -248,8 +248,9 @@ def restore(request: k.Restore, namespace: dict[str, Any]) -> k.Done:
         return k.Done(id=request.id, status="error", reason=reason)
     try:
         with own_imports():
-            from . import _pickling  # noqa: F401  (cloudpickle, before anything is loaded)
-        values, failed = _read(fd)
+            # cloudpickle, before anything is loaded
+            from . import _pickling, _unpickling  # noqa: F401
+        values, failed = _read(fd, namespace)
     except (SnapshotFailed, OSError) as why:
         return k.Done(id=request.id, status="error", reason=_reason(why))
     finally:
@@ -259,7 +260,7 @@ def restore(request: k.Restore, namespace: dict[str, Any]) -> k.Done:
     return k.Done(id=request.id, status="ok", restored=sorted(values), failed=failed)
 
 
-def _read(fd: int) -> tuple[dict[str, Any], list[k.SkippedName]]:
+def _read(fd: int, namespace: dict[str, Any]) -> tuple[dict[str, Any], list[k.SkippedName]]:
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):
         raise SnapshotFailed("The snapshot's path is no file.")
@@ -269,15 +270,25 @@ def _read(fd: int) -> tuple[dict[str, Any], list[k.SkippedName]]:
     from . import _unpickling
 
     if bytes(view[:1]) == b"\x80":
-        from . import _legacy
+        with own_imports():
+            from . import _legacy
 
         old: tuple[dict[str, Any], list[k.SkippedName]] = _cells.call(_legacy.load, view)
         return old
     where, table = file_format.read(view)
     buffers = [_undamaged(view, buffer) for buffer in table.buffers]
-    values, failed = _cells.call(
-        _unpickling.load, view[where.stream], buffers, list(table.names), list(table.ends)
-    )
+    names, ends = list(table.names), list(table.ends)
+    before = {name: namespace[name] for name in names if name in namespace}
+    values: dict[str, Any]
+    failed: list[k.SkippedName]
+    try:
+        values, failed = _cells.call(
+            _unpickling.load, view[where.stream], buffers, names, ends, namespace, []
+        )
+    finally:  # what was bound while it was loaded
+        for name in filter(is_users, names):
+            namespace.pop(name, None)
+        namespace.update(before)
     return values, failed
 
 

@@ -9,11 +9,13 @@ never filled fails too.
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlm_protocol.kernel import SkippedName
 
+from ._names import is_users
 from ._pickling import Unsaved, from_host, reason_of
 
 Loaded = tuple[dict[str, Any], list[SkippedName]]
@@ -27,12 +29,21 @@ def load(
     buffers: Buffers,
     names: list[str],
     ends: list[int],
+    namespace: dict[str, Any],
+    kept: list[Any],
     started: Callable[[int], None] = lambda _index: None,
 ) -> Loaded:
-    """Take the names out of a stream; `started` is told the index of each before it is loaded."""
+    """
+    Take the names out of a stream; `started` is told the index of each before it is loaded.
+
+    Each one is bound in `namespace` at once: what comes later may run code that needs it (a
+    `__setstate__`, a `__hash__`). The caller owns the namespace and settles what stays bound.
+    Every object that was made, of failed names too, is alive as long as what is put into `kept`.
+    """
     view = memoryview(data)
-    values: dict[str, Any] = {}
+    values = _Bound(namespace)
     unpickler = pickle.Unpickler(io.BytesIO(view), buffers=_in_turn(buffers))
+    kept += values, unpickler
     for index, name in enumerate(names):
         started(index)
         try:
@@ -40,7 +51,7 @@ def load(
         except BaseException as why:
             if from_host(why):
                 raise
-            careful = _Careful(view, buffers, ends, index, unpickler)
+            careful = _Careful(view, buffers, ends, index, unpickler, kept)
             failed = [SkippedName(name, reason_of(why))]
             for later in range(index + 1, len(names)):
                 started(later)
@@ -52,6 +63,18 @@ def load(
                     failed.append(SkippedName(names[later], reason_of(why_later)))
             return values, failed
     return values, []
+
+
+class _Bound(dict[str, Any]):
+    """What has been loaded; what is the user's is bound in a namespace too."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if is_users(name):
+            self._namespace[name] = value
 
 
 def _in_turn(buffers: Buffers) -> Iterator[memoryview]:
@@ -71,7 +94,9 @@ class _Careful:
         ends: list[int],
         failed: int,
         unpickler: pickle.Unpickler,
+        kept: list[Any],
     ) -> None:
+        self._kept = kept
         self._view = view
         self._buffers = buffers
         self._ends = [0, *ends]
@@ -117,12 +142,11 @@ class _Careful:
             self._view[self._ends[index + 1] :],
             self._buffers[self._used_buffers :],
         )
+        self._kept.append(self._unpickler)
 
 
 def _uses(chunk: memoryview) -> tuple[int, set[int], int]:
     """Count the memo places a pickle fills, the places it takes from, the buffers it uses."""
-    import pickletools
-
     filled, taken, buffers = 0, set(), 0
     for opcode, argument, _ in pickletools.genops(bytes(chunk)):
         if opcode.name == "MEMOIZE":

@@ -6,13 +6,13 @@ parent's it would find every class alive and be blind. Not tried while threads o
 fork then copies whatever lock they hold.
 """
 
+import gc
 import mmap
 import os
 import select
 import signal
 import sys
 import threading
-import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import cloudpickle.cloudpickle as internals  # type: ignore[import-untyped]
 import msgspec
 
-from . import _cells, _pickling, _unpickling
+from . import _cells, _clock, _pickling, _unpickling
 from ._pickling import Caps, Saved
 
 LIMIT_S = 2.0
@@ -38,7 +38,7 @@ def verified(saved: Saved, namespace: dict[str, Any], caps: Caps) -> tuple[Saved
     """
     if not saved.stream.needs_check:
         return saved, True
-    deadline = time.monotonic() + LIMIT_S
+    deadline = _clock.monotonic() + LIMIT_S
     for _ in range(_PASSES):
         if foreign_threads():
             return saved, False
@@ -82,9 +82,9 @@ def _try(
 ) -> dict[str, str] | None:
     """Load in a child. Gives the names that fail; None when time is over."""
     progress = _Progress()
-    with _child(saved, namespace, caps, progress) as report:
+    with _keeping_children(), _child(saved, namespace, caps, progress) as report:
         data = b""
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - _clock.monotonic()) > 0:
             if not select.select([report], [], [], left)[0]:
                 return None
             more = os.read(report, 1 << 20)
@@ -98,6 +98,17 @@ def _try(
             names = saved.stream.names[progress.last() :]
             return {names[0]: "loading it ends the process"} if names else None
         return None
+
+
+@contextmanager
+def _keeping_children() -> Iterator[None]:
+    """Have children stay until we wait for them, whatever a cell has made of SIGCHLD."""
+    theirs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if theirs is not None:  # None: it was not installed from Python
+            signal.signal(signal.SIGCHLD, theirs)
 
 
 @contextmanager
@@ -126,18 +137,20 @@ def _load_and_report(
     """The child's part. Leaves by `os._exit` whatever the pickles do."""
     try:
         signal.alarm(int(LIMIT_S) + 1)
+        gc.disable()
+        kept: list[Any] = []  # no finaliser may run here: it would delete the parent's files
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
         stream = saved.stream
-        _forget_classes()
+        fresh = _forget_classes()
         _, failures = _unpickling.load(
-            stream.data, list(stream.buffers), stream.names, stream.ends, progress.at
+            stream.data, list(stream.buffers), stream.names, stream.ends, fresh, kept, progress.at
         )
         failed = {}
         for row in failures:  # what leans on a failed name fails with it; alone it may come back
             progress.at(stream.names.index(row.name))
-            if not _loads_alone(row.name, namespace, caps):
+            if not _loads_alone(row.name, namespace, caps, kept):
                 failed[row.name] = row.reason
         failed = failed or {row.name: row.reason for row in failures}
         progress.at(len(stream.names))
@@ -148,15 +161,19 @@ def _load_and_report(
         os._exit(0)
 
 
-def _loads_alone(name: str, namespace: dict[str, Any], caps: Caps) -> bool:
+def _loads_alone(name: str, namespace: dict[str, Any], caps: Caps, kept: list[Any]) -> bool:
     others = dict.fromkeys(namespace.keys() - {name}, "")
     alone = _pickling.dump(namespace, others, caps).stream
-    _forget_classes()
-    _, failed = _unpickling.load(alone.data, list(alone.buffers), alone.names, alone.ends)
+    fresh = _forget_classes()
+    _, failed = _unpickling.load(
+        alone.data, list(alone.buffers), alone.names, alone.ends, fresh, kept
+    )
     return not failed
 
 
-def _forget_classes() -> None:
+def _forget_classes() -> dict[str, Any]:
+    """Be as a kernel that has just been started; give its namespace."""
     internals._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
     internals._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
     sys.modules["__main__"] = types.ModuleType("__main__")
+    return vars(sys.modules["__main__"])

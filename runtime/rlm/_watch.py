@@ -7,10 +7,11 @@ So the runtime is never deaf, and two full pipes cannot deadlock.
 """
 
 import threading
-import time
 from collections.abc import Callable
 
 from rlm_protocol.limits import OUTPUT_INTERVAL_MS
+
+from . import _clock
 
 QUIET_TICKS = 20
 
@@ -23,14 +24,14 @@ class Watch:
         self._arm = threading.Lock()
         self._arm.acquire()
         self._thread: threading.Thread | None = None
-        self._awake = False
+        self.awake = False
         self._stopping = False
 
     def wake(self) -> None:
         """Tick from now on until there has been nothing to watch for a while."""
-        if self._awake:
+        if self.awake:
             return
-        self._awake = True
+        self.awake = True
         if self._thread is None:
             self._start()
         try:
@@ -49,11 +50,11 @@ class Watch:
         if thread is None:
             return
         self._stopping = True
-        self._awake = True
+        self.awake = True
         if self._arm.locked():
             self._arm.release()
         thread.join()
-        self._awake = False
+        self.awake = False
 
     def forget(self) -> None:
         """Note that this process is a fork and has no such thread."""
@@ -64,10 +65,10 @@ class Watch:
             self._arm.acquire()
             quiet = 0
             while quiet < QUIET_TICKS and not self._stopping:
-                time.sleep(OUTPUT_INTERVAL_MS / 1000)
+                _clock.sleep(OUTPUT_INTERVAL_MS / 1000)
                 quiet = 0 if self._tick() else quiet + 1
             if self._stopping:
                 return
-            self._awake = False
+            self.awake = False
             if self._tick():  # something came between the last tick and going to sleep
                 self.wake()

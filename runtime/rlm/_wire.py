@@ -8,7 +8,6 @@ the code objects in here are marked as uninterruptible, so it is never torn by a
 import functools
 import os
 import select
-import time
 from _thread import allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable
@@ -17,20 +16,26 @@ from typing import Any
 from rlm_protocol.framing import LineReceiver, NeedData, Refused
 from rlm_protocol.limits import KERNEL_REQUEST_BYTES
 
+from . import _clock
 from ._guard import NAMES
 from ._page import Page, high_fd
 
 READ_BYTES = 64 * 1024
 _FIRST_READ_BYTES = 8 * 1024
 """Room for a request; only more than that is worth a large buffer."""
+_READS = 64
 
 
 class Wire:
     """Writes frames in the order of its calls. Owns its fd and a poller; the page is shared."""
 
+    # Bound here, where no cell replaces it, as tests of a user do in every module that has it.
+    _os_write = staticmethod(os.write)
+
     def __init__(self, fd: int, page: Page, captured: tuple[int, int]) -> None:
         self.fd = fd
         self.page = page
+        self._acquire, self._release = page.acquire, page.release
         self._captured = _Looker(captured)
         self._holder = 0
         self._waiting: deque[bytes] = deque()
@@ -55,7 +60,7 @@ class Wire:
         me = get_ident()
         while self._waiting and self._holder != me:
             # Held by this thread: a finaliser printed while it was writing, that goes out next.
-            self.page.acquire()
+            self._acquire()
             self._holder = me
             self._flush_and_release()
 
@@ -65,25 +70,24 @@ class Wire:
 
         Until `finish` gives it back nobody else writes. From then on captured bytes are nobody's.
         """
-        self.page.acquire()
+        self._acquire()
+        if self._captured.look():
+            self._await_guard()
+        self._holder = get_ident()
+
+    def _await_guard(self) -> None:
         pause = 0.0
         while self._captured.look():
-            self.page.release()  # the guard reads under this lock, and nobody else reads
-            time.sleep(pause)
+            self._release()  # the guard reads under this lock, and nobody else reads
+            _clock.sleep(pause)
             pause = min(0.001, pause + 0.00005)
-            self.page.acquire()
-        self._holder = get_ident()
+            self._acquire()
 
     def finish(self, json_id: bytes, frames: bytes) -> None:
         """Write the last frames of the request `json_id`, after a `fence`."""
-        page = self.page
-        if page.has_partial():
+        if self.page.set_nobody():
             self._close_partials(json_id)
-        page.set_nobody()
-        if self._waiting:
-            self._waiting.append(frames)
-        elif not self.silent:
-            self._write(frames)
+        self._waiting.append(frames)
         self._flush_and_release()
 
     def _close_partials(self, json_id: bytes) -> None:
@@ -94,37 +98,36 @@ class Wire:
                 self.page.set_partial(stream, b"")
 
     def _flush_and_release(self) -> None:
+        waiting = self._waiting
         try:
-            while self._waiting:
-                data = self._waiting.popleft()
-                if not self.silent:
-                    self._write(data)
-        finally:
-            self._holder = 0
-            self.page.release()
-
-    def _write(self, data: bytes) -> None:
-        try:
-            sent = os.write(self.fd, data)
-            if sent < len(data):
-                view = memoryview(data)[sent:]
-                while view:
-                    view = view[os.write(self.fd, view) :]
+            while waiting:
+                data = waiting.popleft()
+                if not self.silent and (sent := self._os_write(self.fd, data)) < len(data):
+                    self._write_rest(memoryview(data)[sent:])
         except OSError:
             self.silent = True
+            waiting.clear()
+        finally:
+            self._holder = 0
+            self._release()
+
+    def _write_rest(self, view: memoryview) -> None:
+        while view:
+            view = view[self._os_write(self.fd, view) :]
 
 
 class Inbox:
     """Reads request lines from the host without ever blocking. One reader at a time."""
 
+    _os_read = staticmethod(os.read)  # see `Wire._os_write`
+
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._receiver = LineReceiver(max_frame_bytes=KERNEL_REQUEST_BYTES)
         self._lock = allocate_lock()
-        self._again = False
+        self._wanted = False  # to read, by a context that could not
         self._whole = True  # nothing of an unfinished line is in the receiver
         self._looker = _Looker((fd,))
-        self._ready_at = -1
         self.reads = 0
         self.ended = False
 
@@ -133,59 +136,89 @@ class Inbox:
         """What a cell must not close."""
         return (self.fd, *self._looker.own_fds)
 
-    def take(self, limit: int = 64) -> list[bytes | Refused]:
+    def take(self, seen_after: int = -1) -> list[bytes | Refused] | None:
         """
-        Give the lines that have arrived; [] when there are none or another context is reading.
+        Give the lines that have arrived, and keep other contexts from reading until `release`.
 
-        At most `limit` reads: whoever calls serves what it got before it asks again. Afterwards
-        `ended` tells whether the stream is over.
+        None when another context is at it. At most `_READS` reads: whoever calls serves what it got
+        before it asks again. Afterwards `ended` tells whether the stream is over.
+
+        Args:
+            seen_after: bytes lay unread after so many reads; if it is still as many, they still do.
         """
         if not self._lock.acquire(False):
-            self._again = True  # whoever reads now looks once more
-            return []
-        lines: list[bytes | Refused] = []
-        size = _FIRST_READ_BYTES
+            self._wanted = True
+            return None
         try:
-            while True:
-                self._again = False
-                more = self._read(lines, size)
-                limit -= 1
-                if not limit or not (more or self._again):
-                    return lines
-                size = READ_BYTES
-        finally:
+            self._wanted = False
+            if seen_after != self.reads and not self.waiting():
+                return []
+            lines, more = self._read(_FIRST_READ_BYTES)
+            if more:
+                self._read_on(lines)
+            return lines
+        except BaseException:
             self._lock.release()
+            raise
 
-    def seen_ready(self, reads: int) -> None:
-        """Note that bytes lay unread after so many reads: if it is still as many, they still do."""
-        self._ready_at = reads
+    def release(self) -> bool:
+        """Let others read. True when one of them wanted to: take again, and in its place."""
+        self._lock.release()
+        return self._wanted
+
+    def _read_on(self, lines: list[bytes | Refused]) -> None:
+        """Add what else has arrived."""
+        more = True
+        for _ in range(_READS - 1):
+            if not more or not self.waiting():
+                return
+            others, more = self._read(READ_BYTES)
+            lines += others
 
     def waiting(self) -> bool:
         """Tell whether bytes lie unread."""
         return not self.ended and bool(self._looker.look())
 
-    def _read(self, lines: list[bytes | Refused], size: int) -> bool:
-        """Read once and add the lines that are whole now. True when there may be more to read."""
-        if self.ended or not (self._ready_at == self.reads or self._looker.look()):
-            return False
+    def _read(self, size: int) -> tuple[list[bytes | Refused], bool]:
+        """Read once, as bytes lie there. Gives what lines are whole now; whether there is more."""
         try:
-            data = os.read(self.fd, size)
+            data = self._os_read(self.fd, size)
         except OSError:
             data = b""
         self.reads += 1
+        lines: list[bytes | Refused]
+        if data[-1:] == b"\n" and self._whole:  # no line lies across two reads: nearly always
+            lines = data[:-1].split(b"\n")  # type: ignore[assignment]
+        else:
+            lines = self._assembled(data)
+        return lines, len(data) == size
+
+    def _assembled(self, data: bytes) -> list[bytes | Refused]:
+        """Give the lines that end in `data`, the first and last of which may lie across reads."""
         if not data:
             self.ended = True
-        ends_whole = data.endswith(b"\n")
-        if self._whole and ends_whole:
-            lines += data[:-1].split(b"\n")  # no line lies across two reads: most of the time
-            return len(data) == size
+            return self._received(data)
+        start, lines = 0, []
+        if not self._whole:
+            start = data.find(b"\n") + 1 or len(data)
+            lines = self._received(data[:start])
+        end = data.rfind(b"\n", start) + 1
+        if end:
+            lines += data[start : end - 1].split(b"\n")
+            start = end
+        if start < len(data):
+            lines += self._received(data[start:])
+        self._whole = data.endswith(b"\n")
+        return lines
+
+    def _received(self, data: bytes) -> list[bytes | Refused]:
         self._receiver.receive_data(data)
+        lines = []
         while (line := self._receiver.next_frame()) is not None:
             if isinstance(line, NeedData):
                 break
             lines.append(line)
-        self._whole = ends_whole
-        return len(data) == size
+        return lines
 
 
 class _Looker:
@@ -201,6 +234,6 @@ class _Looker:
             epoll = select.epoll.fromfd(self.own_fds[0])
             for fd in fds:
                 epoll.register(fd, select.EPOLLIN)
-            self.look = functools.partial(epoll.poll, 0)
+            self.look = functools.partial(epoll.poll, 0, 1)
         else:
             self.look = lambda: select.select(fds, (), (), 0)[0]

@@ -6,12 +6,18 @@ Also what cells may import from here: `emit`, `host_request`, `is_active`.
 
 import os
 import sys
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from ._guard import Channels
+    from ._runtime import Runtime
 
 FEATURES = ("silent", "complete", "inspect", "detail", "length", "nonce")
 
 
-def emit(data: dict[str, Any]) -> None:
+def emit(data: "dict[str, Any]") -> None:
     """
     Show rich output: mime type -> payload, sent to the host as a `display` event.
 
@@ -19,12 +25,15 @@ def emit(data: dict[str, Any]) -> None:
         TypeError: not a non-empty dict with string keys.
         ValueError: no JSON value, or larger than a frame.
     """
-    from . import _display
+    from ._names import own_imports
+
+    with own_imports():
+        from . import _display
 
     _display.emit(data)
 
 
-async def host_request(type: str, payload: dict[str, Any] | None = None) -> Any:  # noqa: A002
+async def host_request(type: str, payload: "dict[str, Any] | None" = None) -> "Any":  # noqa: A002
     """Ask the host; the same as `rlm.host_request`."""
     from . import _bridge
 
@@ -58,7 +67,7 @@ def main() -> None:
     start(channels)
 
 
-def start(channels: Any, origin: Any = None) -> NoReturn:
+def start(channels: "Channels", origin: "Runtime | None" = None) -> "NoReturn":
     """Say `ready` on the channels, load what is slow, serve; with the names of `origin`."""
     from . import _codec, _guard
 

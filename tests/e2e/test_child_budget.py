@@ -15,7 +15,7 @@ from rlm_host.models.provider import Request, UserMessage
 from rlm_host.sessions.session import SessionActor
 from rlm_protocol import errors as e
 from rlm_protocol.item import Notice
-from rlm_protocol.session import Budget
+from rlm_protocol.usage import Budget
 from support.family import Family, family
 from support.processes import in_time
 

@@ -16,7 +16,7 @@ from rlm_host.children.kin import registry_of
 from rlm_host.sessions.files import Files
 from rlm_protocol import records as r
 from rlm_protocol.errors import StoreFull, StoreUnavailable
-from rlm_protocol.session import Budget
+from rlm_protocol.usage import Budget
 from support.family import family
 
 pytestmark = pytest.mark.anyio

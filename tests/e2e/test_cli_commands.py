@@ -134,7 +134,7 @@ def test_the_doctor_finds_and_mends(tmp_path: Path) -> None:
     env = cli_env(tmp_path)
     folder = Path(env["XDG_RUNTIME_DIR"]) / f"rlm-{os.getuid()}"
     folder.mkdir(mode=0o700)
-    stale = folder / "dead.sock"
+    stale = folder / f"{'0' * 12}-{2**22 + 1}.sock"  # above every pid
     stale.touch()
     (tmp_path / "rlm").mkdir(mode=0o755)
     (tmp_path / "rlm").chmod(0o755)
@@ -143,8 +143,10 @@ def test_the_doctor_finds_and_mends(tmp_path: Path) -> None:
     assert "open to others" in found.stdout
     assert "1 of dead hosts" in found.stdout
     assert stale.exists()
-    assert rlm_host(tmp_path, "doctor", "--fix").returncode == 0
-    assert not stale.exists()
+    fixed = rlm_host(tmp_path, "doctor", "--fix")
+    assert fixed.returncode == 0
+    assert "removed 1 of killed hosts" in fixed.stdout
+    assert list(folder.iterdir()) == []
 
 
 def test_the_doctor_names_who_holds_sessions_and_what_is_damaged(tmp_path: Path) -> None:

@@ -162,6 +162,32 @@ async def test_a_cancelled_agents_turn_is_gone_with_what_it_started(tmp_path: Pa
         assert await generations(client, run_id) == []
 
 
+@pytest.mark.parametrize("phase", ["turn", "verifier", "cell"])
+async def test_a_cancelled_step_is_gone_with_the_kernels_of_its_children(
+    tmp_path: Path, phase: str
+) -> None:
+    daemon = f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{SLEEPER}'])"
+    child = json.dumps([{"call": f"{daemon}\nawait bash('sleep {SLEEPER}')"}, {"text": "never"}])
+    spawn = (
+        f"import asyncio\nawait rlm({child!r}, model='scripted/steps', unguarded=True)\n"
+        "await asyncio.sleep(600)"
+    )
+    turn = json.dumps([*([{"call": spawn}] if phase == "turn" else []), {"text": "done"}])
+    step: dict[str, Any] = {"kind": "agent", "prompt": turn, "verify": spawn}
+    if phase == "cell":
+        step = {"kind": "repl", "code": spawn}
+    async with HostClient.spawn(env=host_env(tmp_path)) as client:
+        session_id = await session(client, tmp_path)
+        run_id = await submit(client, step={**step, "sessionId": session_id})
+        ended = asyncio.ensure_future(completed(client, run_id))
+        await until(lambda: len(sleepers(tmp_path)) >= 2, "the processes of the child")
+        await client.request("loop/cancel", {"runId": run_id, "reason": "enough"})
+        assert (await ended)["status"] == "cancelled"
+        assert sleepers(tmp_path) == []
+        tree = await tree_of(client, session_id)
+        assert [one["status"] for one in tree["children"]] == ["cancelled"]
+
+
 async def test_a_cancelled_command_is_gone_with_its_tree(tmp_path: Path) -> None:
     argv = ["sh", "-c", f"sleep {SLEEPER} & setsid sleep {SLEEPER} & wait"]
     async with HostClient.spawn(env=host_env(tmp_path)) as client:

@@ -63,6 +63,22 @@ def test_a_signal_ends_it_though_something_holds_the_loop(
         assert host.wait() == code
 
 
+def test_a_client_that_blocks_signals_blocks_none_of_ours(tmp_path: Path) -> None:
+    blocking = (
+        "import os, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'rlm_host'])"
+    )
+    with serve(tmp_path, (sys.executable, "-c", blocking)) as host:
+        host.initialize()
+        made = host.result("session/create", {"cwd": str(tmp_path), "model": "scripted/steps"})
+        mask = "next(line for line in open('/proc/self/status') if line.startswith('SigBlk'))"
+        params = {"sessionId": made["session"]["id"], "code": mask}
+        assert host.result("repl/execute", params)["result"] == repr(f"SigBlk:\t{'0' * 16}\n")
+        host.signal(signal.SIGTERM)
+        assert host.wait() == 143
+
+
 def test_requests_that_run_do_not_hold_the_end_up(tmp_path: Path) -> None:
     with serve(tmp_path, MISBEHAVING) as host:
         host.initialize()

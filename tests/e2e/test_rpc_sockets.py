@@ -171,6 +171,30 @@ async def test_a_socket_of_a_dead_host_is_taken_over(tmp_path: Path) -> None:
             raise AssertionError
 
 
+async def test_a_host_removes_its_private_socket_and_those_of_killed_ones(tmp_path: Path) -> None:
+    """But not those of the living, whatever home they serve."""
+    env = cli_env(tmp_path)
+    folder = Path(env["XDG_RUNTIME_DIR"]) / f"rlm-{os.getuid()}"
+
+    def left() -> int:
+        return len(list(folder.iterdir()))
+
+    async with HostClient.spawn(env=env) as living:
+        await living.request("host/status")
+        assert left() == 2  # a socket and its lock
+        async with HostClient.spawn(env={**env, "RLM_HOME": str(tmp_path / "other")}) as killed:
+            os.kill((await killed.request("host/status"))["pid"], signal.SIGKILL)
+        assert left() == 4
+        async with HostClient.spawn(env={**env, "RLM_HOME": str(tmp_path / "third")}) as third:
+            await third.request("host/status")
+            assert left() == 4
+        assert left() == 2
+        (socket_file,) = folder.glob("*.sock")
+        async with HostClient.attach(socket_file) as again:
+            await again.request("host/status")
+    assert left() == 0
+
+
 def test_a_path_that_is_too_long_is_said(tmp_path: Path) -> None:
     refused = rlm_host(tmp_path, "serve", "--socket", f"/tmp/{'x' * 120}.sock")
     assert refused.returncode == 1

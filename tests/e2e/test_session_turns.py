@@ -80,6 +80,18 @@ async def test_a_turn_with_a_cell(tmp_path: Path) -> None:
         assert (view["status"], view["turns"]) == ("idle", 1)
 
 
+async def test_usage_is_told_with_the_budget_that_it_is_held_to(tmp_path: Path) -> None:
+    async with spawned(tmp_path) as client:
+        budget = {"tokens": 10_000_000, "usd": 2.5}
+        session_id = await create(client, tmp_path, options={"budget": budget})
+        await ended(client, await start(client, session_id, {"text": "done"}))
+        told = await client.until("usage/updated")
+        read = await client.request("usage/read", {"sessionId": session_id})
+        assert {name: told[name] for name in read} == read
+        assert told["subtree"]["responses"] == 1
+        assert {name: value for name, value in told["budget"].items() if value} == budget
+
+
 async def test_nothing_is_heard_of_a_turn_before_its_answer(tmp_path: Path) -> None:
     async with spawned(tmp_path) as client:
         session_id = await create(client, tmp_path)

@@ -4,7 +4,6 @@ import contextlib
 import math
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,19 +13,9 @@ from rlm_host.loops.report import read_report
 from rlm_protocol.errors import RunNotFound, StoreUnavailable
 from rlm_protocol.loop_records import LoopConfig, StepFailed
 from support.crash_table import crash
-from support.loop_stores import STORES, generation, head_after, submitted
+from support.loop_stores import generation, head_after, its_store, own_store, submitted
 
-
-@pytest.fixture(params=STORES)
-def under_test(request: pytest.FixtureRequest, tmp_path: Path):
-    opened = STORES[request.param](request, tmp_path)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def store(under_test):
-    return under_test.store
+__all__ = ["its_store", "own_store"]
 
 
 def kernel_of(store, lease_ms: int = 30_000, **config) -> LoopKernel:

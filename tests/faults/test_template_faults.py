@@ -208,6 +208,23 @@ def test_a_guard_killed_after_its_host_leaves_nothing(tmp_path: Path) -> None:
         eventually(lambda: not any(map(alive, tree)), f"the end of all {tree}", 10)
 
 
+def test_a_host_killed_between_two_kernels_leaves_nothing(tmp_path: Path) -> None:
+    """The second gets ready while the first cannot be ended yet: its guard does not answer."""
+    with small_host(tmp_path, LEFT) as pids:
+        os.kill(pids["guard"], signal.SIGSTOP)
+        os.kill(pids["host"], signal.SIGUSR1)
+        eventually(lambda: kernels_in_the_ledger(tmp_path) == 2 or not alive(pids["guard"]), "both")
+        tree = [fact.pid for fact in facts.descendants(pids["host"])]
+        os.kill(pids["host"], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids["guard"], signal.SIGKILL)
+        eventually(lambda: not any(map(alive, tree)), f"the end of all {tree}", 10)
+
+
+def kernels_in_the_ledger(home: Path) -> int:
+    return sum(record.label == "kernel" for record in Ledger(home).open_records())
+
+
 async def test_a_sweep_passes_over_the_spare_of_a_dead_template(bench: WarmBench) -> None:
     processes = bench.processes
     argv = (sys.executable, "-P", "-m", "rlm.repl")

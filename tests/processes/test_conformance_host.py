@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlm_protocol.conformance import runner
-from rlm_protocol.conformance.child import no_orphans
 from rlm_protocol.conformance.host import PROMISES
-from rlm_protocol.conformance.host.kit import HostKit
-from rlm_protocol.conformance.language import Language
-from rlm_protocol.conformance.promise import Outcome
+from support.kit_runs import Job, Runs, not_kept
 
 SUPPORT = Path(__file__).parents[1] / "support"
 REFERENCE = (sys.executable, str(SUPPORT / "reference_host.py"))
@@ -151,43 +147,47 @@ STOCK_DEFECTS = {
 STOCK_KEEPS = ("base.id-echo", "base.large", "base.shutdown-exit")
 
 
-def check(
-    tmp_path: Path, *command: str, only: tuple[str, ...] = (), timeout_s: float = 30
-) -> dict[str, Outcome]:
-    promises = sorted(runner.select(PROMISES, only=only), key=lambda p: p.id not in CANARIES)
-    with no_orphans() as adopts:
-        kit = HostKit(list(command), Language(), tmp_path, timeout_s=timeout_s, adopts=adopts)
-        with kit:
-            found = runner.run(kit, promises, budget_s=240)
-    return {outcome.id: outcome for outcome in found}
+STOCK_JOBS = [
+    Job(kind="host", command=STOCK, promises=tuple(STOCK_DEFECTS)[part::4], timeout_s=1)
+    for part in range(4)
+]
 
 
-def test_a_correct_host_keeps_every_promise(tmp_path: Path) -> None:
-    found = check(tmp_path, *REFERENCE)
-    assert {o.id: o.reasons for o in found.values() if o.verdict != "passed"} == {}
-
-
-@pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items(), ids=MUTANTS)
-def test_a_broken_host_is_caught(tmp_path: Path, mutant: str, promise: str) -> None:
+def mutant_job(mutant: str, promise: str) -> Job:
     hangs = mutant in HANG
-    others = () if hangs or mutant in LOUD else tuple(c for c in CANARIES if c != promise)
-    timeout_s = 2 if hangs else 30
-    found = check(tmp_path, *REFERENCE, mutant, only=(promise, *others), timeout_s=timeout_s)
-    assert found[promise].verdict == "failed"
-    assert found[promise].reasons
-    assert {canary: found[canary].reasons for canary in others} == dict.fromkeys(others, ())
-
-
-def test_the_defects_of_stock_pygls_are_reported(tmp_path: Path) -> None:
-    found = check(tmp_path, *STOCK, only=tuple(STOCK_DEFECTS), timeout_s=1)
-    assert {id_: found[id_].verdict for id_ in STOCK_DEFECTS} == dict.fromkeys(
-        STOCK_DEFECTS, "failed"
+    canaries = () if hangs or mutant in LOUD else CANARIES
+    return Job(
+        kind="host",
+        command=(*REFERENCE, mutant),
+        promises=(*(c for c in canaries if c != promise), promise),
+        timeout_s=2 if hangs else 30,
     )
 
 
-def test_what_stock_pygls_keeps_is_not_reported(tmp_path: Path) -> None:
-    found = check(tmp_path, *STOCK, only=STOCK_KEEPS)
-    assert {id_: found[id_].reasons for id_ in STOCK_KEEPS} == dict.fromkeys(STOCK_KEEPS, ())
+@pytest.mark.parametrize("job", [Job(kind="host", command=REFERENCE)], ids=["reference"])
+def test_a_correct_host_keeps_every_promise(found: Runs, job: Job) -> None:
+    assert not_kept(found(job)) == {}
+
+
+@pytest.mark.parametrize("job", STOCK_JOBS, ids=range(len(STOCK_JOBS)))
+def test_the_defects_of_stock_pygls_are_reported(found: Runs, job: Job) -> None:
+    assert not_kept(found(job)).keys() == set(job.promises)
+
+
+@pytest.mark.parametrize(
+    "job", [Job(kind="host", command=STOCK, promises=STOCK_KEEPS)], ids=["stock"]
+)
+def test_what_stock_pygls_keeps_is_not_reported(found: Runs, job: Job) -> None:
+    assert not_kept(found(job)) == {}
+
+
+@pytest.mark.parametrize(
+    ("promise", "job"), [(p, mutant_job(m, p)) for m, p in MUTANTS.items()], ids=MUTANTS
+)
+def test_a_broken_host_is_caught(found: Runs, promise: str, job: Job) -> None:
+    broken = not_kept(found(job))
+    assert broken.keys() == {promise}
+    assert broken[promise]
 
 
 def test_every_promise_has_its_mutant() -> None:

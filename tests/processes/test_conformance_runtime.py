@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlm_protocol.conformance import runner
-from rlm_protocol.conformance.child import no_orphans
-from rlm_protocol.conformance.language import Language
-from rlm_protocol.conformance.promise import Outcome
 from rlm_protocol.conformance.runtime import PROMISES
-from rlm_protocol.conformance.runtime.kit import RuntimeKit
+from support.kit_runs import Job, Runs, not_kept
 
 SUPPORT = Path(__file__).parents[1] / "support"
-REFERENCE = SUPPORT / "reference_runtime.py"
+REFERENCE = (sys.executable, str(SUPPORT / "reference_runtime.py"))
 CANARIES = ("core.result", "core.error")
 """Promises that a mutant of another one keeps: it is broken in one place, not dead."""
 LOUD = {"none-shown", "fresh-names", "done-twice", "overtakes"}
@@ -136,31 +132,29 @@ MUTANTS = {
 }
 
 
-def check(
-    tmp_path: Path, *arguments: str, only: tuple[str, ...] = (), timeout_s: float
-) -> dict[str, Outcome]:
-    command = [sys.executable, str(REFERENCE), *arguments]
-    promises = sorted(runner.select(PROMISES, only=only), key=lambda p: p.id not in CANARIES)
-    with no_orphans() as adopts:
-        kit = RuntimeKit(command, Language(), tmp_path, timeout_s=timeout_s, adopts=adopts)
-        with kit:
-            found = runner.run(kit, promises, budget_s=120)
-    return {outcome.id: outcome for outcome in found}
-
-
-def test_a_correct_runtime_keeps_every_promise(tmp_path: Path) -> None:
-    found = check(tmp_path, timeout_s=30)
-    assert {o.id: o.reasons for o in found.values() if o.verdict != "passed"} == {}
-
-
-@pytest.mark.parametrize(("mutant", "promise"), MUTANTS.items(), ids=MUTANTS)
-def test_a_broken_runtime_is_caught(tmp_path: Path, mutant: str, promise: str) -> None:
+def mutant_job(mutant: str, promise: str) -> Job:
     hangs = mutant in HANG
-    others = () if hangs or mutant in LOUD else tuple(c for c in CANARIES if c != promise)
-    found = check(tmp_path, mutant, only=(promise, *others), timeout_s=2 if hangs else 30)
-    assert found[promise].verdict == "failed"
-    assert found[promise].reasons
-    assert {canary: found[canary].reasons for canary in others} == dict.fromkeys(others, ())
+    canaries = () if hangs or mutant in LOUD else CANARIES
+    return Job(
+        kind="runtime",
+        command=(*REFERENCE, mutant),
+        promises=(*(c for c in canaries if c != promise), promise),
+        timeout_s=2 if hangs else 30,
+    )
+
+
+@pytest.mark.parametrize("job", [Job(kind="runtime", command=REFERENCE)], ids=["reference"])
+def test_a_correct_runtime_keeps_every_promise(found: Runs, job: Job) -> None:
+    assert not_kept(found(job)) == {}
+
+
+@pytest.mark.parametrize(
+    ("promise", "job"), [(p, mutant_job(m, p)) for m, p in MUTANTS.items()], ids=MUTANTS
+)
+def test_a_broken_runtime_is_caught(found: Runs, promise: str, job: Job) -> None:
+    broken = not_kept(found(job))
+    assert broken.keys() == {promise}
+    assert broken[promise]
 
 
 def test_every_promise_has_its_mutant() -> None:

@@ -19,7 +19,7 @@ from rlm_host.kernels.client import Kernel, Launch
 from rlm_host.kernels.doctor import doctor
 from rlm_host.kernels.opening import open_kernel
 from rlm_host.kernels.recipe import Recipe
-from rlm_host.processes import facts, templates
+from rlm_host.processes import facts, spawn, templates
 from rlm_host.processes.templates import key_of
 from rlm_protocol.errors import KernelUnavailable
 from support import probes
@@ -339,6 +339,32 @@ async def test_after_a_kill_a_spare_takes_over_with_the_last_snapshot(bench: War
     outcome = await run("x is y, x")
     assert outcome.result == "(True, [1, 2])"
     assert outcome.revival.reason == "killed"
+    assert origin(kernel) == template
+
+
+WITNESS = """
+import os
+class Witness:
+    def __reduce__(self):
+        return os.path.exists, (f"/proc/{os.getpid()}",)
+seen = Witness()
+"""
+
+
+async def test_a_spare_acts_only_once_the_killed_kernel_can_act_no_more(
+    bench: WarmBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready before: the guard, which would end the killed one, does not answer here."""
+    monkeypatch.setattr(spawn, "GUARD_ANSWER_S", 0.5)
+    kernel = await bench.kernel(host=bench.host())
+    await ask(kernel, WITNESS)
+    await kernel.snapshot()
+    template = await bench.spare()
+    old = kernel.pid
+    assert old is not None
+    os.kill(facts.process(old).parent, signal.SIGSTOP)
+    kernel.kill()
+    assert await ask(kernel, "seen") is False, "when the names came back"
     assert origin(kernel) == template
 
 

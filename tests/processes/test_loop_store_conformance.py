@@ -21,19 +21,18 @@ from rlm_protocol.errors import (
 )
 from rlm_protocol.loop_records import Claimed, Completed, Controlled, Head
 from support.crash_table import crash
-from support.loop_stores import PROVENANCE, RUNS, STORES, generation, head_after, intent, submitted
+from support.loop_stores import (
+    PROVENANCE,
+    RUNS,
+    generation,
+    head_after,
+    intent,
+    its_store,
+    own_store,
+    submitted,
+)
 
-
-@pytest.fixture(params=STORES)
-def under_test(request: pytest.FixtureRequest, tmp_path: Path):
-    opened = STORES[request.param](request, tmp_path)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def store(under_test):
-    return under_test.store
+__all__ = ["its_store", "own_store"]
 
 
 @pytest.fixture(params=RUNS)

@@ -229,3 +229,53 @@ def test_two_full_pipes_do_not_deadlock(runtime: Runtime) -> None:
     big = runtime.start("x = '" + "x" * 3_000_000 + "'\nlen(x)")
     assert runtime.until_done(id_).text().count("p") == 2_000_000
     assert runtime.until_done(big).result == "3000000"
+
+
+SLOWLY = """
+import os, select, signal
+from rlm import _runtime
+k, inbox = _runtime.k, _runtime.current().inbox
+decode = k.decode_request
+def slowly(line):
+    request = decode(line)
+    if isinstance(request, k.Execute) and request.id == 'read':
+        os.write(1, b'read')
+        select.select([inbox.fd], [], [], 20)
+        os.kill(os.getpid(), signal.SIGINT)
+    return request
+k.decode_request = slowly
+"""
+"""Between reading a request and having it in flight, wait for the next line, and ring for it."""
+
+
+@pytest.fixture
+def slow() -> Iterator[Runtime]:
+    with Runtime() as runtime:
+        runtime.run(SLOWLY)
+        yield runtime
+
+
+def being_read(runtime: Runtime, code: str) -> str:
+    id_ = runtime.start(code, id="read")
+    runtime.until(lambda e: e.get("text") == "read")
+    return id_
+
+
+@pytest.mark.parametrize("code", ["sum(range(10**6))", "await __import__('asyncio').sleep(0.5)"])
+def test_an_interrupt_never_overtakes_its_request(slow: Runtime, code: str) -> None:
+    id_ = being_read(slow, code)
+    slow.interrupt(id_, ring=False)
+    assert slow.until_done(id_).ename == "KeyboardInterrupt"
+    assert slow.alive()
+
+
+def test_what_comes_while_a_request_is_sorted_is_served_after_it(slow: Runtime) -> None:
+    being_read(slow, "1")
+    second = slow.start("2")
+    assert [e["id"] for e in slow.until_done(second) if e["event"] == "done"] == ["read", second]
+    being_read(slow, "3")
+    end = slow.new_id()
+    slow.send({"type": "shutdown", "id": end})
+    done = [e["id"] for e in slow.until_done(end) if e["event"] == "done"]
+    assert done == ["read", end]
+    assert slow.wait() == 0

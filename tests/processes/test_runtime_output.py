@@ -274,6 +274,21 @@ def test_the_last_words_of_a_crash_arrive() -> None:
         assert runtime.wait() == -6
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "sys.stdin.close()",
+        "b = sys.stdin.detach()",
+        "r = sys.stdin.buffer.detach()",
+        "del sys.stdin",
+    ],
+)
+def test_a_cell_that_loses_stdin_loses_it_for_itself(runtime: Runtime, loss: str) -> None:
+    assert runtime.run("import sys\n" + loss).status == "ok"
+    assert runtime.value("sys.stdin.read()") == ""
+    assert runtime.run("input()").ename == "EOFError"
+
+
 def test_a_kernel_that_cannot_start_says_why_on_stderr_and_nothing_on_stdout() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", "import sys; sys.modules['msgspec'] = None\nimport runpy; runpy.run_module('rlm.repl', run_name='__main__', alter_sys=True)"],

@@ -74,7 +74,6 @@ LINES: list[tuple[str, bytes]] = [
     ("null bytes", b"\0\0\0\0"),
     ("control characters", b'{"type":"exe\x01cute"}'),
     ("a raw tab in a string", b'{"type":"execute","id":"a","code":"\x01"}'),
-    ("lone surrogate", b'{"type":"execute","id":"a","code":"\\ud800"}'),
     ("bad escape", b'{"type":"execute","id":"a","code":"\\q"}'),
     ("id is a number", b'{"type":"execute","id":5,"code":"1"}'),
     ("id is null", b'{"type":"execute","id":null,"code":"1"}'),
@@ -130,6 +129,11 @@ def test_carriage_returns_unknown_fields_and_single_bytes(runtime: Runtime) -> N
     for at in range(len(line)):
         runtime.write(line[at : at + 1])
     assert runtime.until_done("u").result == "'€𝄞'"
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_leave_a_request_unanswered(runtime: Runtime) -> None:
+    runtime.write(b'{"type":"execute","id":"half","code":"\'\\ud800\'"}\n')
+    assert runtime.until_done("half").result == "'\ufffd'"
 
 
 @pytest.mark.parametrize("code", ["\"len('🍸')\"", "\"len('\\ud83c\\udf78')\""])

@@ -104,6 +104,12 @@ def trip(kernels: tuple[Runtime, Runtime], tmp_path: Path) -> Trip:
         ("d = {}; d['self'] = d; l = [d]; t = (l,); l.append(t)", "l[1] is t and d['self'] is d"),
         ("名前 = 1; list = 5", "名前 == 1 and list == 5"),
         ("import rlm; R = rlm.run", "R is __import__('rlm').run"),
+        ("def mk():\n n = 0\n def inc():\n  nonlocal n; n += 1\n def see(): return n\n return inc, see\ninc, see = mk(); inc()", "inc(); see() == 2"),
+        ("def mk():\n def f(n): return g(n - 1) if n else 'f'\n def g(n): return f(n - 1) if n else 'g'\n del_ = f\n return f, g\nf, g = mk()", "f(3) == 'g' and f.__closure__[0].cell_contents is g"),
+        ("import math\nclass P:\n def __init__(self): self.x = 4\n def __setstate__(self, s): self.x = math.isqrt(s['x'])\np = P()", "p.x == 2"),
+        ("SALT = 3\nclass K:\n def __hash__(self): return SALT\nkey = K(); d = {key: 1}", "d[key] == 1"),
+        ("made = []\nclass P:\n def __init_subclass__(c): made.append(c.__name__)\nclass Q(P): pass", "'Q' in made and issubclass(Q, P)"),
+        ("globals()['\\ud800'] = globals()['a b'] = 2; y = 1", "y == 1"),
     ],
 )  # fmt: skip
 def test_comes_back_as_it_was(trip: Trip, code: str, check: str) -> None:
@@ -152,6 +158,42 @@ def test_what_would_not_come_back_is_left_out_with_its_reason_when_saving(
     assert {"fine", "shared"} <= set(saved["saved"])
     assert trip.restore()["failed"] == []
     assert precious.read_text() == content
+
+
+def test_a_restore_that_is_interrupted_leaves_the_namespace_as_it_was(trip: Trip) -> None:
+    trip.one.run(
+        "x = new = 2\nimport time\n"
+        "class Slow:\n def __getstate__(self): return 1\n"
+        " def __setstate__(self, s): print('go', new); time.sleep(600)\n"
+        "slow = Slow()"
+    )
+    assert trip.save()["unverified"]
+    trip.other.run("x = 1")
+    trip.other.send({"type": "restore", "id": "slow", "path": str(trip.payload)})
+    seen = trip.other.until(lambda e: e["event"] == "stdout")
+    assert seen.text() == "go 2\n", "what is loaded can use what was loaded before it"
+    trip.other.interrupt("slow")
+    assert trip.other.until_done("slow").ename == "KeyboardInterrupt"
+    assert trip.other.run("x, 'new' in globals()").result == "(1, False)"
+
+
+def test_trying_it_out_runs_no_finaliser(trip: Trip, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    trip.one.run(
+        "import os\n"
+        "class Temporary:\n"
+        " def __init__(self, path): self.path = path\n"
+        " def __del__(self): os.unlink(self.path)\n"
+        "def fails(): raise ValueError('no')\n"
+        "class Bad:\n"
+        " def __reduce__(self): return fails, ()\n"
+        f"t = Temporary({str(precious)!r}); both = [t, Bad()]; a_cycle = [t]; a_cycle.append(a_cycle)"
+    )
+    saved = trip.save()
+    assert [row["name"] for row in saved["skipped"]] == ["both"]
+    assert precious.read_text() == "mine"
+    trip.one.run("Temporary.__del__ = lambda self: None")
 
 
 def test_all_failures_are_found_at_once_through_shared_values(trip: Trip) -> None:

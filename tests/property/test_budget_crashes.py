@@ -20,8 +20,7 @@ from rlm_host.models.prices import Price
 from rlm_host.models.provider import Request, UserMessage
 from rlm_protocol import records as r
 from rlm_protocol.errors import BudgetExhausted
-from rlm_protocol.session import Budget
-from rlm_protocol.usage import Usage
+from rlm_protocol.usage import Budget, Usage
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000

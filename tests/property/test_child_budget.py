@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rlm_host.children.budget import NOTHING, Amount, BudgetBook, Scope
 from rlm_protocol import records as r
 from rlm_protocol.errors import BudgetExhausted
-from rlm_protocol.session import Budget
+from rlm_protocol.usage import Budget
 
 limits = st.builds(
     Budget,

@@ -27,7 +27,8 @@ from rlm_host.sessions.session import SessionActor
 from rlm_host.sessions.store import SessionStore
 from rlm_protocol.agent import Agent
 from rlm_protocol.item import ChildMessage
-from rlm_protocol.session import Budget, SessionCreateParams, SessionItemsParams, SessionOptions
+from rlm_protocol.session import SessionCreateParams, SessionItemsParams, SessionOptions
+from rlm_protocol.usage import Budget
 from support.processes import in_time
 
 STEPS = "scripted/steps"

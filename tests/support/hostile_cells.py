@@ -15,6 +15,38 @@ class Hostile(NamedTuple):
     dies: int | None = None
 
 
+EVERYWHERE = """
+import os, sys, time
+def replace(real, fake):
+    for module in list(sys.modules.values()):
+        for name, value in list(vars(module).items()):
+            if value is real: setattr(module, name, fake)
+def broken(*a): raise OSError
+"""
+"""As tests do it that a cell runs: the clock and the file system are replaced in every module."""
+
+BREAKING = {
+    "time.sleep raises": EVERYWHERE + "replace(time.sleep, broken)",
+    "time.monotonic stands still": EVERYWHERE + "replace(time.monotonic, lambda: 5.0)",
+    "time.monotonic raises": EVERYWHERE + "replace(time.monotonic, broken)",
+    "os.write does nothing": EVERYWHERE + "replace(os.write, lambda *a: 0)",
+    "os.write raises": EVERYWHERE + "replace(os.write, broken)",
+    "os.read finds nothing": EVERYWHERE + "replace(os.read, lambda *a: b'')",
+    "threads cannot be started": "import threading\nthreading.Thread = threading.excepthook = None",
+    "who is running is unknown": "import threading\nthreading.get_ident = lambda: 5",
+    "no reader of the loop is left": "import asyncio\nloop = asyncio.get_running_loop()\n"
+    "for fd in range(1200):\n try: loop.remove_reader(fd)\n except KeyError: pass",
+}
+"""What breaks the standard library for good, by name. Nothing of it may be felt by the runtime."""
+
+LAMING = {
+    "nothing can be imported": "import sys; sys.modules.clear(); sys.meta_path = None",
+    "compile is gone": "import builtins; builtins.compile = builtins.eval = None",
+    "no file can be opened": "import sys, os\nsys.addaudithook(lambda e, a: 1 / (e != 'open'))\nos.close(1)",
+    "no source can be kept": "import linecache; linecache.cache = None",
+}
+"""What leaves the runtime without what it needs: each request is answered, if with an error."""
+
 B = "class B(Exception):\n"
 CELLS = [
     Hostile("sys.exit", "import sys; sys.exit(3)", "SystemExit"),
@@ -141,6 +173,9 @@ CELLS = [
     ),
     Hostile("stderr gone", "import sys; del sys.stderr; del sys.stdout", ""),
     Hostile("detach stdout", "import sys; sys.stdout.detach()", "UnsupportedOperation"),
+    Hostile("close stdin", "import sys; sys.stdin.close()", ""),
+    Hostile("detach stdin", "import sys; b = sys.stdin.detach()", ""),
+    Hostile("detach the buffer of stdin", "import sys; r = sys.stdin.buffer.detach()", ""),
     Hostile(
         "print a liar",
         "class S(str):\n def __len__(self): raise RuntimeError\nimport sys\nsys.stdout.write(S('x'))",

@@ -225,6 +225,19 @@ RUNS: dict[str, Callable[[pytest.FixtureRequest, Path], RunsUnderTest]] = {
 }
 
 
+@pytest.fixture(name="under_test", params=STORES)
+def own_store(request: pytest.FixtureRequest, tmp_path: Path):
+    """A store that `LoopKernel` works on. A module that imports it runs its tests on each."""
+    opened = STORES[request.param](request, tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(name="store")
+def its_store(under_test):
+    return under_test.store
+
+
 PROVENANCE = Provenance(
     commit="c0ffee",
     dirty_digest=None,

@@ -410,8 +410,8 @@ class Runtime:
             raise ValueError("the request is larger than a frame")
         future = self.pending[id_] = self.loop.create_future()
         self.asked_by[id_] = author.get()
-        self.wire.send(event)
         try:
+            self.wire.send(event)  # an interrupt may come as soon as it is out
             return await future
         except BaseException:
             self.given_up.add(id_)

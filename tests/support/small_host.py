@@ -2,11 +2,13 @@
 
 Runs CODE in a kernel, prints one JSON line with the pids, then holds the kernel until it is killed.
 With `warm` that is a kernel which was forked from a template; another spare waits then.
+SIGUSR1 ends the kernel, and a cell that waits already has another take its place.
 """
 
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -46,8 +48,15 @@ async def spare_of(templates: Templates, host: KernelHost) -> int:
     return templates.pids[0]
 
 
+async def take_over(kernel: SessionKernel) -> None:
+    kernel.kill()
+    await kernel.execute("1", cell_id="c2", on_event=lambda _: None)
+
+
 async def main(home: Path, code: str, *, warm: bool) -> None:
     harden_host()
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
     processes = Processes(Ledger(home))
     templates = Templates(processes) if warm else None
     host = KernelHost(
@@ -69,6 +78,8 @@ async def main(home: Path, code: str, *, warm: bool) -> None:
         print(
             json.dumps({**pids, "status": outcome.status, "error": repr(outcome.error)}), flush=True
         )
+        await asked.wait()
+        await take_over(kernel)
         await asyncio.Event().wait()
 
 

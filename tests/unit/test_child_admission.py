@@ -10,7 +10,7 @@ from rlm_host.models.catalog import ModelInfo
 from rlm_protocol import errors as e
 from rlm_protocol.child import ContextPolicy, ResultContract
 from rlm_protocol.errors import RlmError
-from rlm_protocol.session import Budget
+from rlm_protocol.usage import Budget
 
 KNOWN = ModelInfo(provider="Acme", name="big-1", thinking=("low", "medium", "high"))
 PLAIN = ModelInfo(provider="scripted", name="demo")

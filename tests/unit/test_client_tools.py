@@ -30,8 +30,9 @@ from rlm_protocol.errors import (
 )
 from rlm_protocol.item import Notice, ToolCall
 from rlm_protocol.limits import OUTPUT_INLINE_BYTES, TOOL_CALL_MS, TOOL_RESULT_BYTES
-from rlm_protocol.session import Approvals, Budget, ClientTool, SessionOptions
+from rlm_protocol.session import Approvals, ClientTool, SessionOptions
 from rlm_protocol.tool import documentation, signature
+from rlm_protocol.usage import Budget
 from support.journals import FaultyFiles
 from support.processes import FakeClock
 from support.sessions import (

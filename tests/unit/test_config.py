@@ -172,6 +172,15 @@ def test_the_first_change_makes_the_file_private_and_a_repeat_changes_nothing(
         file.write([change("model", value="scripted/python")], before.digest)
 
 
+def test_a_mark_before_the_text_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b'\xef\xbb\xbf# mine\nmodel = "a/b"\n')
+    assert config.load(tmp_path).model == "a/b"
+    open_file(path).write([change("model", value="a/c")])
+    assert config.load(tmp_path).model == "a/c"
+    assert "# mine" in path.read_text()
+
+
 def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
     kept, link = tmp_path / "dotfiles.toml", tmp_path / "config.toml"
     kept.write_text(TEXT)

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,14 +10,38 @@ from hypothesis import strategies as st
 from rlm_host import paths
 from rlm_host.paths import Directory
 from rlm_protocol.errors import ConfigInvalid, InvalidParams
+from support.unprivileged import as_somebody
 
 
 def test_the_home_is_named_or_below_the_users(tmp_path: Path) -> None:
     assert paths.rlm_home({"RLM_HOME": "/x/y"}) == Path("/x/y")
     assert paths.rlm_home({"HOME": str(tmp_path)}) == tmp_path / ".rlm"
-    with pytest.raises(ConfigInvalid):
-        paths.rlm_home({"RLM_HOME": "relative"})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["relative", "/a/\udcff", "/" + "x" * 400])
+@pytest.mark.parametrize("variable", ["RLM_HOME", "HOME"])
+def test_a_home_where_no_files_can_lie_is_refused_by_the_variables_name(
+    variable: str, value: str
+) -> None:
+    with pytest.raises(ConfigInvalid, match=rf"^{variable} must be "):
+        paths.rlm_home({variable: value})
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # as in a container that was given any
+    with pytest.raises(ConfigInvalid, match="set RLM_HOME"):
+        paths.rlm_home({})
+    assert paths.rlm_home({"RLM_HOME": "/x"}) == Path("/x")
+
+
+def test_a_home_that_may_not_be_searched_gives_way_too(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"  # as with a HOME that sudo has kept
+    theirs.mkdir(mode=0o700)
+    code = "import sys; from rlm_host import paths; print(paths.rlm_home({'HOME': sys.argv[1]}))"
+    program = [*as_somebody(), sys.executable, "-c", code, str(theirs / "home")]
+    said = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    assert said.strip() == str(theirs / "home" / ".local" / "share" / "rlm")
 
 
 def test_a_home_that_cannot_be_written_gives_way_to_the_data_folder(tmp_path: Path) -> None:

@@ -245,6 +245,7 @@ def test_a_history_with_a_hole_is_refused() -> None:
     ("field", "value"),
     [
         ("tenant", ""),
+        ("tenant", "\ud800"),
         ("workspace", None),
         ("max_generations", 0),
         ("max_generations", None),

@@ -326,6 +326,27 @@ def test_a_step_of_the_wrong_type_is_a_recorded_failure_never_a_zero(store, wron
     assert type(wrong).__name__ in failures[0].message
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [Wordless(), ValueError("\ud800"), ValueError("x" * 10_000_000)])
+def test_an_error_that_cannot_be_written_down_is_a_recorded_failure(store, error) -> None:
+    def fails(*_: object) -> LoopObservation:
+        raise error
+
+    loops = kernel_of(store, step_attempts=1, max_generations=1)
+    assert run(loops, fails).status == "running"
+    loops = kernel_of(store, gates=[fails], max_generations=1, seed=1)
+    gated = run(loops, rewards(0.5))
+    assert gated.generations[0].reason == "gate_unresolved:fails"
+    loops = kernel_of(
+        store, gates=[lambda c, o: Verdict("deny", "\ud800")], max_generations=1, seed=2
+    )
+    assert run(loops, rewards(0.5)).generations[0].action == "reject"
+
+
 def test_evidence_that_is_no_json_is_a_recorded_failure(store) -> None:
     loops = kernel_of(store, step_attempts=1)
     report = run(loops, lambda c: LoopObservation(reward=1, evidence=object()))

@@ -94,11 +94,11 @@ def test_overwritten_pages_are_found_and_the_file_is_left_as_it_is(path) -> None
 
 
 @crash("C27", on=("sqlite",))
-@pytest.mark.parametrize("place", ["missing-folder/runs.sqlite3", "folder"])
+@pytest.mark.parametrize("place", ["missing-folder/runs.sqlite3", "folder", "\ufffd"])
 def test_a_file_that_cannot_be_opened_says_where(tmp_path, place) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(StoreUnavailable) as refused:
-        SqliteRunStore(tmp_path / place)
+        SqliteRunStore(tmp_path / place.replace("\ufffd", "\udcff"))  # a name that is not UTF-8
     assert refused.value.data["path"].endswith(place)
 
 

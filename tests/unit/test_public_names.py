@@ -38,3 +38,17 @@ def test_the_host_starts_without_what_it_may_never_need() -> None:
     code = f"import rlm_host.app, sys; print([m for m in {SLOW!r} if m in sys.modules])"
     told = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
     assert told.stdout.strip() == b"[]"
+
+
+def test_a_kernel_is_ready_without_what_is_slow() -> None:
+    """What is loaded before its guard is loaded before `ready`; `typing` alone brings ten modules."""
+    told = subprocess.run(
+        [sys.executable, "-P", "-X", "importtime", "-m", "rlm.repl"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = [line.rpartition("|")[2].strip() for line in told.stderr.splitlines()]
+    early = set(loaded[: loaded.index("rlm._guard")])
+    assert not early & {"typing", "re", "enum", "inspect", "asyncio", "msgspec"}

@@ -1,7 +1,8 @@
 import json
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlm_protocol.errors import SessionNotFound
@@ -87,6 +88,24 @@ def test_every_malformed_frame_is_answered(frame: bytes, code: int, id_: int | N
     assert heard.reply is not None
     answer = json.loads(heard.reply)
     assert (answer["error"]["code"], answer["id"]) == (code, id_)
+
+
+@given(st.recursive(st.text(st.characters()), lambda inner: st.lists(inner, max_size=3)))
+@example(["\ud83c", "\udf78"])
+@example("\ud800\ud83c\udf78\udf78")
+@example("\\ud800")
+def test_half_a_surrogate_pair_costs_no_request_its_answer(value: object) -> None:
+    frame = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "m", "params": {"x": value}}).encode()
+    event = RpcPeer().receive(frame)
+    assert isinstance(event, RequestReceived)
+    assert msgspec.json.decode(event.params) == {"x": _written(value)}
+
+
+def _written(value: object) -> object:
+    """As UTF-8 can say it: half of a pair is U+FFFD."""
+    if isinstance(value, list):
+        return [_written(one) for one in value]
+    return str(value).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def test_an_id_in_flight_is_refused_and_the_first_goes_on() -> None:

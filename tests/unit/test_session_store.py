@@ -103,6 +103,7 @@ async def test_a_session_is_durable_when_it_is_there(tmp_path: Path) -> None:
         ({"thinking": "max"}, ThinkingUnsupported),
         ({"cwd": "relative"}, InvalidParams),
         ({"cwd": "/no/such/folder"}, InvalidParams),
+        ({"cwd": "/" + "x" * 5000}, InvalidParams),
     ],
 )
 async def test_a_refused_session_leaves_nothing(

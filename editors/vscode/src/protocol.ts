@@ -1330,16 +1330,18 @@ export type UsageReadParams = {
   sessionId: string;
 };
 
-/** `own` without, `subtree` with all descendants. */
+/** `own` without, `subtree` with all descendants; `budget` is what `subtree` is held to. */
 export type UsageReadResult = {
   own: Usage;
   subtree: Usage;
+  budget?: Budget | null;
 };
 
-/** At most every 250 ms while anything of the session's tree runs. */
+/** At most every 250 ms while anything of the session's tree runs. See `UsageReadResult`. */
 export type UsageUpdated = {
   own: Usage;
   subtree: Usage;
+  budget?: Budget | null;
   sessionId: string;
   seq: number;
   gen: number;

@@ -26,7 +26,8 @@ from rlm_protocol.errors import (
     SessionClosed,
     UnknownOption,
 )
-from rlm_protocol.session import Budget, Thinking
+from rlm_protocol.session import Thinking
+from rlm_protocol.usage import Budget
 
 from ..models.catalog import ModelInfo, check_thinking, clamp_thinking
 from .contract import read_context, read_result

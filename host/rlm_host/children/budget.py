@@ -13,7 +13,7 @@ import msgspec
 from rlm_protocol import records as r
 from rlm_protocol.child import BudgetReserved, BudgetSettled, BudgetWarned
 from rlm_protocol.errors import BudgetExhausted
-from rlm_protocol.session import Budget
+from rlm_protocol.usage import Budget
 
 WARN_AT = 0.8
 NANO_PER_USD = 1_000_000_000

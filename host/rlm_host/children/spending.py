@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlm_protocol.session import Budget
+from rlm_protocol.usage import Budget
 
 from ..paths import DIRECTORY_MODE
 from .budget import Amount, Scope, check_room, is_low

@@ -74,7 +74,7 @@ def _private_listener(
     """Listen for whoever finds a session leased by this host; without a place for it, do not."""
     try:
         path = private_socket(launch.env, launch.home)
-        return path, block.enter_context(listening(path))
+        return path, block.enter_context(listening(path, private=True))
     except RlmError as why:
         log.warning("no other client can join: %s", why)
         return None, None

@@ -16,8 +16,8 @@ from ..kernels import doctor as kernels
 from ..kernels.doctor import Finding
 from ..kernels.environment import KernelHost
 from ..kernels.skills import Skills, bundled
-from ..rpc.sockets import runtime_dir
-from .doctor_stores import serves, sessions, stores
+from ..rpc.sockets import runtime_dir, serves, sweep
+from .doctor_stores import sessions, stores
 
 RECENT_LINES = 2_000
 
@@ -129,38 +129,34 @@ def _orphans(home: Path, app: App, *, fix: bool) -> Iterator[Finding]:
 
 def _sockets(env: Mapping[str, str], *, fix: bool) -> list[Finding]:
     try:
+        removed = sweep(env) if fix else 0
         folder = runtime_dir(env)
     except RlmError as why:
         return [Finding(level="warning", subject="sockets", text=str(why))]
-    living, dead = _sorted_sockets(folder)
+    living: list[str] = []
+    dead = 0
+    for path in sorted(folder.glob("*.sock")):
+        if serves(path):
+            living.append(str(path))
+        else:
+            dead += 1
     found = []
     if living:
-        names = ", ".join(str(path) for path in living)
-        found.append(Finding(level="ok", subject="sockets", text=f"hosts serve on {names}"))
-    if dead and fix:
-        for path in dead:
-            path.unlink(missing_ok=True)
-            path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+        text = f"hosts serve on {', '.join(living)}"
+        found.append(Finding(level="ok", subject="sockets", text=text))
+    if removed:
+        text = f"removed {removed} of killed hosts from {folder}"
+        found.append(Finding(level="ok", subject="sockets", text=text))
     if dead:
-        text = f"{len(dead)} of dead hosts in {folder}"
         found.append(
             Finding(
-                level="ok" if fix else "note",
+                level="note",
                 subject="sockets",
-                text=f"removed {text}" if fix else text,
-                help=None if fix else "Remove them: rlm-host doctor --fix",
+                text=f"{dead} of dead hosts in {folder}",
+                help="Nothing needs doing: the next host removes them, or takes over its own.",
             )
         )
     return found or [Finding(level="ok", subject="sockets", text=f"none in {folder}")]
-
-
-def _sorted_sockets(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Give sockets whose host lives, and those whose lock nobody holds."""
-    living: list[Path] = []
-    dead: list[Path] = []
-    for path in sorted(folder.glob("*.sock")):
-        (living if serves(path) else dead).append(path)
-    return living, dead
 
 
 def _last_bug(home: Path) -> Sequence[Finding]:

@@ -1,32 +1,15 @@
 """What a doctor says of sessions and run stores: who holds them, and whether files are whole."""
 
 import contextlib
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from .. import paths
 from ..kernels.doctor import Finding
+from ..rpc.sockets import serves
 from ..sessions.index import NAME
 from ..sessions.lease import holder_of
-
-
-def serves(socket: Path) -> bool:
-    """Tell whether a host lives behind a socket: it holds the lock beside it for life."""
-    lock = socket.with_name(f"{socket.name}.lock")
-    try:
-        fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def sessions(home: Path) -> Iterator[Finding]:

@@ -111,6 +111,16 @@ class Kernel:
         """The kernel's own pid, as its guard says; None without a guard."""
         return self._child.guard.pid if self._child.guard is not None else None
 
+    @property
+    def ended(self) -> asyncio.Future[Exit]:
+        """Done once the process is reaped; what was below it may be left."""
+        return self._child.ended
+
+    @property
+    def left_nothing(self) -> bool:
+        """Tell whether its guard has said that it has ended all that was below it."""
+        return self._child.guard is not None and self._child.guard.exit_code is not None
+
     def new_id(self) -> str:
         """Give an id for a request of ours; no cell's id can be equal to it."""
         self._next_id += 1
@@ -219,8 +229,7 @@ class Kernel:
 
     def _has_ended(self, ended: asyncio.Future[Exit]) -> None:
         self.exit = ended.result()
-        told = self._child.guard is not None and self._child.guard.exit_code is not None
-        if self._said_exit is not None and not told:
+        if self._said_exit is not None and not self.left_nothing:
             self.exit = msgspec.structs.replace(
                 self.exit,
                 code=self._said_exit.code,

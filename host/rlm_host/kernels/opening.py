@@ -1,7 +1,7 @@
 """How a kernel process comes into being: forked from a template where there is one, else cold."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
@@ -21,6 +21,12 @@ WARM_READY_MS = 5_000
 """A fork of a template that is not ready by then is given up for a cold start."""
 
 _Block = contextlib.AbstractAsyncContextManager
+After = Callable[[], Awaitable[None]]
+"""Waits until a new kernel may act: the one whose place it takes can act no more."""
+
+
+async def at_once() -> None:
+    """Wait for nothing: no other kernel was in this place."""
 
 
 @contextlib.asynccontextmanager
@@ -29,6 +35,7 @@ async def open_kernel(
     launch: Launch,
     *,
     templates: Templates | None = None,
+    after: After = at_once,
     host_requests: HostRequests,
     on_background: Callable[[OutputEvent], None],
     on_state: Callable[[State], None],
@@ -42,6 +49,10 @@ async def open_kernel(
     that goes wrong. Leaving asks it to shut down, then escalates (SIGTERM, SIGKILL); a killed or
     dead one is only cleared away. Nothing of its tree is left, nothing waits for it any more.
 
+    Args:
+        after: nothing of a user runs in the kernel before it has ended. A fork gets ready
+            meanwhile; a cold start, whose interpreter may run anything, begins then.
+
     Raises:
         KernelUnavailable: the program cannot be started, speaks another protocol, is another
             version of the runtime, or does not get ready in time.
@@ -53,6 +64,7 @@ async def open_kernel(
 
     async with contextlib.AsyncExitStack() as stack:
         if templates is None or not launch.warm:
+            await after()
             yield await stack.enter_async_context(_cold(processes, launch, make(waits)))
             return
         key = key_of(launch.argv, launch.env, launch.cwd, templates.preload)
@@ -63,12 +75,14 @@ async def open_kernel(
                 block = _warm(processes, launch, make(quick), spare)
                 ready = await stack.enter_async_context(block)
                 templates.worked(key)
+                await after()
             except (KernelUnavailable, KernelDied) as why:
                 if why.data.get("exit_code") == STALE:
                     templates.drop(key)
                 else:
                     templates.failed(key, why)
         if ready is None:
+            await after()
             ready = await stack.enter_async_context(_cold(processes, launch, make(waits)))
         templates.want(key)
         yield ready

@@ -1,5 +1,6 @@
 """Which Python a kernel runs on, inside what, and with which variables: what is asked for."""
 
+import os
 from collections.abc import Mapping
 from enum import StrEnum, auto
 from pathlib import Path
@@ -103,6 +104,6 @@ def choose(
     if configured is not None:
         return Choice(source=Source.CONFIG, python=configured)
     venv = cwd / ".venv"
-    if (venv / "pyvenv.cfg").exists():
+    if os.path.exists(venv / "pyvenv.cfg"):  # not: in a folder that may not be searched
         return Choice(source=Source.WORKSPACE, python=str(venv / "bin" / "python"))
     return Choice(source=Source.MANAGED)

@@ -92,7 +92,8 @@ class Saving:
         """Save and end the process when nothing is lost by it; tell whether there is none now."""
         live = self._slot.live
         if live is None:
-            return self._slot.kernel is None
+            await self._slot.clear()  # it may have died just now
+            return True
         if not self._slot.keeps or not await _rests(live):
             return False
         known = self._current

@@ -34,7 +34,7 @@ from .cell import (
 from .client import Kernel, Question
 from .environment import KernelHost, prepare
 from .lifecycle import State
-from .opening import open_kernel
+from .opening import After, open_kernel
 from .recipe import Recipe, SessionFacts
 from .saving import Saving
 from .slot import KernelSlot
@@ -359,7 +359,7 @@ class SessionKernel:
 
     async def _between(self) -> None:
         self._tell_status()
-        if self._slot.over:
+        if self._slot.over and not self._worker.waiting:  # else the next start clears it away
             await self._slot.clear()
             self._tell_status()
 
@@ -428,13 +428,14 @@ class SessionKernel:
         if self._cells.get(cell.id) is cell:
             del self._cells[cell.id]
 
-    async def _open(self) -> contextlib.AbstractAsyncContextManager[Kernel]:
+    async def _open(self, after: After) -> contextlib.AbstractAsyncContextManager[Kernel]:
         self._tell_status()
         host = self._host
         return open_kernel(
             host.processes,
             await prepare(host, self._facts),
             templates=host.templates,
+            after=after,
             host_requests=self._host_requests,
             on_background=self._on_background,
             on_state=self._state_changed,

@@ -8,16 +8,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 from rlm_protocol import kernel
 from rlm_protocol.errors import KernelDied, KernelUnavailable, SnapshotFailed, SnapshotUntrusted
 from rlm_protocol.repl import SnapshotInfo
 
+from ..processes.pipes import to_the_end
 from .bootstrap import STOP, Bootstrap
 from .cell import KernelStatus, OutputEvent, Revival, SnapshotReport
 from .client import Kernel
 from .lifecycle import State
+from .opening import After, at_once
 from .snapshots import SnapshotStore
 
 RESTORE_MS = 60_000
@@ -26,7 +28,7 @@ NO_SNAPSHOT = "There is no snapshot of this session."
 log = logging.getLogger(__name__)
 
 Reason = Literal["died", "killed", "restarted", "resumed"]
-Open = Callable[[], Awaitable[contextlib.AbstractAsyncContextManager[Kernel]]]
+Open = Callable[[After], Awaitable[contextlib.AbstractAsyncContextManager[Kernel]]]
 
 _STATUS = {
     State.STARTING: KernelStatus.STARTING,
@@ -49,7 +51,7 @@ class KernelSlot:
         Take a place that is empty.
 
         Args:
-            open_: gives the block that owns a new process.
+            open_: gives the block that owns a new process, which acts after what it is given.
             store: keeps the snapshots; None keeps none.
             bootstrap: what a process is told before its first cell.
         """
@@ -91,35 +93,44 @@ class KernelSlot:
         """
         Give the process; start and fill one when there is none.
 
+        It gets ready beside the end of the last one, and acts only once that can act no more.
+
         Raises:
             KernelUnavailable: none can be started.
             KernelDied: it ended while it was started.
         """
         if (kernel_ := self.live) is not None:
             return kernel_
-        await self.clear()
+        last, block = self._take_out(None)
+        ending = asyncio.create_task(block.aclose())
         self._starting = True
         lost = self._lost
         try:
-            await self._start(restore)
+            await self._start(restore, after=lambda: _acts_no_more(last, ending))
         except BaseException:
             await self.clear()
             self._lost = lost  # what failed to start held nothing that could be lost
             raise
         finally:
             self._starting = False
+            await to_the_end(ending)
         assert self.kernel is not None
         return self.kernel
 
     async def clear(self, reason: Reason | None = None) -> None:
         """End the process, if there is one. `reason` says why when it is not its own doing."""
+        _, block = self._take_out(reason)
+        await block.aclose()
+
+    def _take_out(self, reason: Reason | None) -> tuple[Kernel | None, contextlib.AsyncExitStack]:
+        """Empty the place. Gives what was in it, and the block that ends it."""
         gone, self.kernel = self.kernel, None
-        await self._stack.aclose()
-        self._stack = contextlib.AsyncExitStack()
+        block, self._stack = self._stack, contextlib.AsyncExitStack()
         if reason is not None:
             self._lost = reason
         elif gone is not None:
             self._lost = "killed" if gone.was_killed else "died"
+        return gone, block
 
     async def snapshots(self) -> tuple[SnapshotInfo, ...]:
         """Give what is on disk, the newest first. Raises OSError."""
@@ -206,10 +217,10 @@ class KernelSlot:
             self._store.drop()
         self.blocked = None
 
-    async def _start(self, restore: bool) -> None:
+    async def _start(self, restore: bool, *, after: After) -> None:
         lost, self._lost = self._lost, None
         self.revival = None
-        self.kernel = await self._stack.enter_async_context(await self._open())
+        self.kernel = await self._stack.enter_async_context(await self._open(after))
         if restore:
             try:
                 self.revival = await self._load(self.kernel, lost or "resumed")
@@ -219,7 +230,7 @@ class KernelSlot:
                 self.blocked = "The kernel died while it loaded the snapshot."
                 await self.clear()
                 # The snapshot ends kernels: start once more, without it.
-                self.kernel = await self._stack.enter_async_context(await self._open())
+                self.kernel = await self._stack.enter_async_context(await self._open(at_once))
         if self.revival is None and (lost is not None or self.blocked is not None):
             refused = (self.blocked or NO_SNAPSHOT) if restore else None
             self.revival = Revival(reason=lost or "resumed", refused=refused)
@@ -269,3 +280,12 @@ class KernelSlot:
                 why=f"{why.ename}: {why.evalue}" if why else None,
                 traceback="".join(why.traceback) if why else None,
             )
+
+
+async def _acts_no_more(last: Kernel | None, ending: asyncio.Task[None]) -> None:
+    """Wait until nothing of a process is left: by its guard's word, or after all of its end."""
+    if last is not None:
+        either: set[asyncio.Future[Any]] = {last.ended, ending}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if last is None or not last.left_nothing:
+        await asyncio.wait({ending})

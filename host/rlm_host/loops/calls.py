@@ -6,10 +6,11 @@ and is sent the result. `drive` makes them one after the other; `adrive` awaits 
 """
 
 import asyncio
+import contextlib
 import inspect
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -72,12 +73,19 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     """Make the calls on behalf of this task and give the logic's result."""
     progress = _Progress(logic)
     call = progress.after(None)
+    known: dict[int, bool] = {}  # by id: the logic keeps the functions that it calls
     while call is not None:
         try:
             if isinstance(call, StoreCall):
                 answer = await stores.call(call.function)
             else:
-                answer = await _user(call, hold)
+                function = call.function
+                if (is_async := known.get(id(function))) is None:
+                    is_async = known[id(function)] = _is_async(function)
+                if is_async:
+                    answer = await function(*call.arguments)
+                else:
+                    answer = await _in_thread(call, hold)
         except BaseException as why:
             call = progress.after(None, why)
         else:
@@ -85,10 +93,8 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     return progress.result
 
 
-async def _user(call: UserCall, hold: Hold) -> Any:
-    """Await a coroutine function; run any other in a thread, and end neither before it returns."""
-    if _is_async(call.function):
-        return await call.function(*call.arguments)
+async def _in_thread(call: UserCall, hold: Hold) -> Any:
+    """Run a function in a thread, and do not end before it returns."""
     in_thread = anyio.to_thread.run_sync(
         lambda: call.function(*call.arguments), limiter=anyio.CapacityLimiter(1)
     )
@@ -96,23 +102,22 @@ async def _user(call: UserCall, hold: Hold) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def _outcome(
-    future: "asyncio.Future[T]", *, on_cancel: Callable[[], None] = lambda: None
-) -> T:
+async def _outcome(future: "asyncio.Future[T]", *, on_cancel: Callable[[], None]) -> T:
     """Await a future that must not be left alone; a cancellation is raised when it is done."""
     try:
         return await asyncio.shield(future)
-    except asyncio.CancelledError as why:
-        cancelled = why
+    except asyncio.CancelledError:
         on_cancel()
+        await _done(future)
+        future.exception()  # seen: nobody else will look at it
+        raise
+
+
+async def _done(future: "asyncio.Future[Any]") -> None:
+    """Wait until a future is done, whatever is cancelled meanwhile: the caller raises that."""
     while not future.done():
-        try:
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([future])
-        except asyncio.CancelledError as why:
-            cancelled = why
-    future.exception()  # seen: nobody else will look at it
-    raise cancelled
+        with anyio.CancelScope(shield=True), contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future])
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -127,6 +132,12 @@ class _Job(NamedTuple):
     future: "asyncio.Future[Any]"
 
 
+MANY = 32
+"""Waiting calls for which two syncs, with work going on during them, are better than one."""
+_Jobs = SimpleQueue[_Job | None]
+"""Jobs in the order of their making; None after the last."""
+
+
 class StoreThread:
     """
     Makes the store calls of all tasks, those that wait together with one sync.
@@ -136,52 +147,78 @@ class StoreThread:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
-        self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        self._entering = threading.Lock()
         self._users = 0
-        self._running = False
+        self._jobs: _Jobs = SimpleQueue()
 
     async def __aenter__(self) -> "StoreThread":
-        with self._changed:
+        with self._entering:
+            if not self._users:
+                self._jobs = SimpleQueue()
+                threading.Thread(
+                    target=self._serve, args=(self._jobs,), name="loop-store", daemon=True
+                ).start()
             self._users += 1
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._serve, name="loop-store", daemon=True).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with self._changed:
+        with self._entering:
             self._users -= 1
-            self._changed.notify()
+            if not self._users:
+                self._jobs.put(None)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Make one call. A cancellation waits until its outcome is known."""
+        try:
+            answer: T = await self._put(function)
+            return answer
+        except asyncio.CancelledError:
+            # Nobody can take the call back; what comes behind it is made after it.
+            await _done(self._put(lambda: None))
+            raise
+
+    def _put(self, function: Callable[[], T]) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        with self._changed:
-            self._jobs.append(_Job(function, loop, future))
-            self._changed.notify()
-        return await _outcome(future)
+        self._jobs.put(_Job(function, loop, future))
+        return future
 
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or not self._users)
-                if not self._jobs:
-                    self._running = False
-                    return
-                jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
+    def _serve(self, jobs: _Jobs) -> None:
+        earlier = _Made([], [])
+        while (first := jobs.get()) is not None:
+            waiting = jobs.qsize()
+            if waiting >= MANY:
+                # All together they would wait for the disk; so one half works while the other does.
+                waiting = min(waiting, (waiting + len(earlier)) // 2)
+            # No user is in here any more when None comes, so it comes alone.
+            batch = [first, *(job for _ in range(waiting) if (job := jobs.get()))]
             outcomes: Sequence[Any]
             try:
-                outcomes = self._store.together([job.function for job in jobs])
+                outcomes = self._store.together(
+                    [job.function for job in batch], meanwhile=earlier.tell
+                )
             except BaseException as why:  # nobody may wait for ever
-                outcomes = [why] * len(jobs)
-            for loop in {job.loop for job in jobs}:
-                mine = [
-                    (job.future, outcome)
-                    for job, outcome in zip(jobs, outcomes, strict=True)
-                    if job.loop is loop
-                ]
+                outcomes = [why] * len(batch)
+            earlier.tell()
+            earlier = _Made(batch, outcomes)
+            if jobs.empty():
+                earlier.tell()
+
+
+class _Made:
+    """Calls that were made, until those who wait for them are told."""
+
+    def __init__(self, batch: Sequence[_Job], outcomes: Sequence[Any]) -> None:
+        self._untold = list(zip(batch, outcomes, strict=True))
+
+    def __len__(self) -> int:
+        return len(self._untold)
+
+    def tell(self) -> None:
+        untold, self._untold = self._untold, []
+        for loop in {job.loop for job, _ in untold}:
+            mine = [(job.future, outcome) for job, outcome in untold if job.loop is loop]
+            with contextlib.suppress(RuntimeError):  # it is closed: nobody waits there any more
                 loop.call_soon_threadsafe(_settle, mine)
 
 

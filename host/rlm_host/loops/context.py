@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, overload
+
+import msgspec
 
 from rlm_protocol.loop_records import Accepted, Deferred, GenerationDone
 
@@ -59,8 +60,7 @@ class History(Sequence[LoopGeneration]):
         return LoopGeneration.from_event(row.event)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LoopContext:
+class LoopContext(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
     One attempt at one generation (seed: loop kernel, What one generation is).
 
@@ -96,7 +96,7 @@ class LoopContext:
     history: History
     compute: "ComputeController | None"
     _hold: Holding
-    _charges: list[float] = field(default_factory=list)
+    _charges: list[float] = []
 
     @property
     def cancelled(self) -> bool:

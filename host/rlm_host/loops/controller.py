@@ -35,17 +35,16 @@ class _Case(NamedTuple):
     head: Head
     observation: LoopObservation
     charged: float
-    gravest: GateVerdict | None
 
-    def gate_says(self, *kinds: VerdictKind) -> bool:
-        return self.gravest is not None and self.gravest.verdict in kinds
+    def always(self) -> bool:
+        return True
 
     def invalid(self) -> bool:
         seen, config = self.observation, self.config
-        given = [n for n in (seen.cost, seen.risk, seen.elapsed_ms) if n is not None]
-        if not all(map(math.isfinite, (seen.reward, *given))):
+        cost, elapsed_ms = seen.cost or 0.0, seen.elapsed_ms or 0.0
+        if not all(map(math.isfinite, (seen.reward, cost, seen.risk or 0.0, elapsed_ms))):
             return True
-        if (seen.cost or 0) < 0 or (seen.elapsed_ms or 0) < 0:
+        if cost < 0 or elapsed_ms < 0:
             return True
         cost_unknown = config.cost_budget is not None and seen.cost is None and not self.charged
         return cost_unknown or (config.risk_limit is not None and seen.risk is None)
@@ -58,6 +57,9 @@ class _Case(NamedTuple):
         drop, live, best = self.config.rollback_drop, self.observation.live_reward, self.head.best
         return drop is not None and live is not None and best is not None and live < best - drop
 
+    def undecided_too_often(self) -> bool:
+        return self.head.defers >= self.config.max_defers
+
     def improved(self) -> bool:
         best = self.head.best
         return best is None or self.observation.reward - best > self.config.min_gain
@@ -68,29 +70,25 @@ class _Row(NamedTuple):
     fits: Callable[[_Case], bool]
     action: Action
     reason: str
+    says: tuple[VerdictKind, ...] = ()
+    """One of these must be the gravest verdict; none: any may be."""
 
 
+_UNRESOLVED: tuple[VerdictKind, ...] = ("defer", "error")
 # The first row that fits decides. `{gate}` is the gate whose verdict was gravest.
 TABLE = (
     _Row("D1", _Case.invalid, "reject", "invalid_observation"),
-    _Row("D2", lambda c: c.gate_says("stop"), "stop", "gate_stop:{gate}"),
+    _Row("D2", _Case.always, "stop", "gate_stop:{gate}", says=("stop",)),
     _Row("D3", lambda c: c.too_risky() and c.config.on_risk == "stop", "stop", "risk_limit"),
     _Row("D4", _Case.too_risky, "reject", "risk_limit"),
-    _Row("D5", lambda c: c.gate_says("deny"), "reject", "gate_denied:{gate}"),
-    _Row(
-        "D6", lambda c: c.gate_says("rollback") and bool(c.head.live), "rollback", "gate_rollback"
-    ),
-    _Row("D7", lambda c: c.gate_says("rollback"), "reject", "rollback_empty"),
+    _Row("D5", _Case.always, "reject", "gate_denied:{gate}", says=("deny",)),
+    _Row("D6", lambda c: bool(c.head.live), "rollback", "gate_rollback", says=("rollback",)),
+    _Row("D7", _Case.always, "reject", "rollback_empty", says=("rollback",)),
     _Row("D8", _Case.regressed, "rollback", "live_regressed"),
-    _Row(
-        "D9",
-        lambda c: c.gate_says("defer", "error") and c.head.defers >= c.config.max_defers,
-        "reject",
-        "defer_exhausted",
-    ),
-    _Row("D10", lambda c: c.gate_says("defer", "error"), "defer", "gate_unresolved:{gate}"),
+    _Row("D9", _Case.undecided_too_often, "reject", "defer_exhausted", says=_UNRESOLVED),
+    _Row("D10", _Case.always, "defer", "gate_unresolved:{gate}", says=_UNRESOLVED),
     _Row("D11", _Case.improved, "accept", "improved"),
-    _Row("D12", lambda c: True, "reject", "no_gain"),
+    _Row("D12", _Case.always, "reject", "no_gain"),
 )
 
 
@@ -107,19 +105,21 @@ def decide(
 
     `charged` is what the step has already charged; the generation costs at least that.
     """
-    case = _Case(config, head, observation, charged, gravest(verdicts))
-    row = next(row for row in TABLE if row.fits(case))
+    said = gravest(verdicts)
+    case = _Case(config, head, observation, charged)
+    verdict = "allow" if said is None else said.verdict
+    row = next(row for row in TABLE if (not row.says or verdict in row.says) and row.fits(case))
     cost = max(_countable(observation.cost), charged)
     elapsed_ms = _countable(observation.elapsed_ms)
     stops = _stops(case, row, head.cost + cost, head.elapsed_ms + elapsed_ms)
-    known = row.name != "D1" and head.best is not None
+    best = None if row.name == "D1" else head.best
     return Decision(
         row=row.name,
         action=row.action,
-        reason=row.reason.format(gate=case.gravest.gate if case.gravest else ""),
+        reason=row.reason if said is None else row.reason.format(gate=said.gate),
         stop=stops[0] if stops else None,
         also=tuple(stops[1:]),
-        gain=to_number(observation.reward - (head.best or 0.0)) if known else None,
+        gain=None if best is None else to_number(observation.reward - best),
         cost=cost,
         elapsed_ms=elapsed_ms,
         budget_scale=_budget_scale(case, row, head.cost + cost),
@@ -139,38 +139,41 @@ def exhausted(config: LoopConfig, head: Head) -> str | None:
     Failed attempts are charged without a decision, and a fork may bring a smaller configuration, so
     this is asked before every step.
     """
-    limits = {
-        "cost_budget": config.cost_budget is not None and head.cost >= config.cost_budget,
-        "time_budget": _time_is_up(config, head.elapsed_ms),
-        "max_generations": head.generation >= config.max_generations,
-        "patience": config.patience is not None and head.stalled >= config.patience,
-    }
-    return next((reason for reason, reached in limits.items() if reached), None)
+    reached = _limits_reached(config, head.cost, head.elapsed_ms, head.generation, head.stalled)
+    return reached[0] if reached else None
 
 
 def _countable(value: float | None) -> float:
     return value if value is not None and math.isfinite(value) and value > 0 else 0.0
 
 
-def _time_is_up(config: LoopConfig, elapsed_ms: float) -> bool:
-    return config.time_budget_s is not None and elapsed_ms >= config.time_budget_s * 1000
+def _limits_reached(
+    config: LoopConfig, cost: float, elapsed_ms: float, generations: int, stalled: int
+) -> list[str]:
+    """List the limits that a run has reached with these sums, the one that counts first."""
+    budget_s, patience = config.time_budget_s, config.patience
+    reached = []
+    if config.cost_budget is not None and cost >= config.cost_budget:
+        reached.append("cost_budget")
+    if budget_s is not None and elapsed_ms >= budget_s * 1000:
+        reached.append("time_budget")
+    if generations >= config.max_generations:
+        reached.append("max_generations")
+    if patience is not None and stalled >= patience:
+        reached.append("patience")
+    return reached
 
 
 def _stops(case: _Case, row: _Row, cost: float, elapsed_ms: float) -> list[str]:
     """List the reasons to end the run here, the one that counts first."""
-    config, head = case.config, case.head
-    target = config.target
+    head, target = case.head, case.config.target
+    reasons = []
+    if row.action == "stop":
+        reasons.append(row.reason.partition(":")[0])
+    elif row.action == "accept" and target is not None and case.observation.reward >= target:
+        reasons.append("target")
     stalled = stalled_after(head.stalled, row.action)
-    reasons = {
-        row.reason.partition(":")[0]: row.action == "stop",
-        "target": row.action == "accept" and target is not None
-        and case.observation.reward >= target,
-        "cost_budget": config.cost_budget is not None and cost >= config.cost_budget,
-        "time_budget": _time_is_up(config, elapsed_ms),
-        "max_generations": head.generation + 1 >= config.max_generations,
-        "patience": config.patience is not None and stalled >= config.patience,
-    }  # fmt: skip
-    return [reason for reason, holds in reasons.items() if holds]
+    return reasons + _limits_reached(case.config, cost, elapsed_ms, head.generation + 1, stalled)
 
 
 def _budget_scale(case: _Case, row: _Row, cost: float) -> float:

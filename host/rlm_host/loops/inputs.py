@@ -45,8 +45,7 @@ class Verdict:
             raise TypeError("a verdict's note is text or None")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopObservation:
+class LoopObservation(msgspec.Struct, frozen=True, kw_only=True):
     """
     What a step measured of one candidate (seed: loop kernel).
 
@@ -73,10 +72,10 @@ class LoopObservation:
     elapsed_ms: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reward", _real("reward", self.reward))
-        for name in ("cost", "risk", "live_reward", "elapsed_ms"):
+        for name in ("reward", "cost", "risk", "live_reward", "elapsed_ms"):
             value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else _real(name, value))
+            if type(value) is not float and not (value is None and name != "reward"):
+                msgspec.structs.force_setattr(self, name, _real(name, value))
         if self.artifact_id is not None and not isinstance(self.artifact_id, str):
             raise TypeError(f"artifact_id is text or None, not {type(self.artifact_id).__name__}")
 
@@ -87,6 +86,9 @@ class LoopObservation:
         Raises:
             TypeError: `evidence` is no JSON value.
         """
+        evidence = self.evidence
+        if evidence is not None:
+            evidence = _json_value(msgspec.to_builtins(evidence, str_keys=True))
         return ObservationRecord(
             reward=to_number(self.reward),
             cost=_stored(self.cost),
@@ -94,7 +96,7 @@ class LoopObservation:
             live_reward=_stored(self.live_reward),
             elapsed_ms=_stored(self.elapsed_ms),
             artifact_id=self.artifact_id,
-            evidence=_json_value(msgspec.to_builtins(self.evidence, str_keys=True)),
+            evidence=evidence,
         )
 
     @classmethod
@@ -118,7 +120,7 @@ def _real(name: str, value: object) -> float:
 
 
 def _stored(value: float | None) -> Any:
-    return None if value is None else to_number(value)
+    return value if value is None or math.isfinite(value) else to_number(value)
 
 
 def _read(value: Any) -> float | None:
@@ -193,7 +195,7 @@ def check_config(config: object) -> LoopConfig:
         _refuse("config", "a LoopConfig", config)
     for name in ("tenant", "workspace"):
         value = getattr(config, name)
-        if not isinstance(value, str) or not value.strip() or len(value) > _SCOPE_CHARS:
+        if not _is_text(value) or not value.strip() or len(value) > _SCOPE_CHARS:
             _refuse(name, f"text of 1 to {_SCOPE_CHARS} characters", value)
     for name, allowed in _RANGES.items():
         if not allowed.holds(getattr(config, name)):
@@ -202,6 +204,11 @@ def check_config(config: object) -> LoopConfig:
         if getattr(config, name) not in choices:
             _refuse(name, f"one of {', '.join(choices)}", getattr(config, name))
     return msgspec.convert(msgspec.to_builtins(config), LoopConfig)
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether it is a string that can be written down: without lone surrogates."""
+    return isinstance(value, str) and value.encode("utf-8", "ignore").decode() == value
 
 
 def _refuse(field: str, allowed: str, got: object) -> Any:

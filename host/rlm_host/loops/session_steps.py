@@ -43,7 +43,7 @@ async def run_guarded(actor: "SessionActor", prompt: str, *, message_id: str | N
     try:
         await _settled(actor)
     except asyncio.CancelledError:
-        await to_the_end(_end(actor, turn_id))
+        await to_the_end(_stop(actor))
         raise
     if actor.state.last_status != "completed":
         raise StepFailed(
@@ -67,11 +67,10 @@ async def _settled(actor: "SessionActor") -> None:
         await actor.wait_idle()
 
 
-async def _end(actor: "SessionActor", turn_id: str) -> None:
-    try:
-        await actor.interrupt(turn_id, subtree=True)
-    except RlmError:
-        return  # it has ended by itself
+async def _stop(actor: "SessionActor") -> None:
+    """End the session's turn, its cells, and everything below it with the kernels there."""
+    with contextlib.suppress(RlmError):  # it is closed, and all below it
+        await actor.interrupt(subtree=True)
     await actor.wait_idle()
 
 
@@ -197,15 +196,27 @@ async def _observation(actor: "SessionActor") -> wire.StepObservation:
 
 @contextlib.asynccontextmanager
 async def _attempt(actor: "SessionActor", timeout_ms: int | None) -> AsyncIterator[None]:
-    """Limit an attempt in time; when it is cut short, end every process that it has started."""
-    before = await asyncio.to_thread(_processes, actor.kernel.pid)
+    """
+    Limit an attempt in time; when it is cut short, end everything that it has started.
+
+    That is all that runs below the session too, unless its turn is still the one that ran before:
+    then that one's children are somebody else's.
+    """
+    before, turn = await asyncio.to_thread(_processes, actor.kernel.pid), actor.state.turn
     seconds = None if timeout_ms is None else timeout_ms / 1000
     async with asyncio.timeout(seconds):
         try:
             yield
         except asyncio.CancelledError:
-            await to_the_end(asyncio.to_thread(_end_processes, actor.kernel.pid, before))
+            theirs = turn is not None and actor.state.turn == turn
+            await to_the_end(_cut_short(actor, before, stop=not theirs))
             raise
+
+
+async def _cut_short(actor: "SessionActor", spared: Container[str], *, stop: bool) -> None:
+    if stop:
+        await _stop(actor)
+    await asyncio.to_thread(_end_processes, actor.kernel.pid, spared)
 
 
 def _processes(

@@ -1,7 +1,6 @@
 """The order of a run's generations under one lease: step, gates, decision, apply, record."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rlm_protocol.loop_records import (
     Head,
     Intent,
     LoopConfig,
+    ObservationRecord,
     Phase,
     StepFailed,
 )
@@ -38,6 +38,7 @@ from .stores.base import Appended, RunRow, RunStore
 from .stores.group_commit import Fault
 from .telemetry import GenerationSpan, NoSpan, RSITelemetry
 
+_UNTRACED = contextlib.nullcontext(NoSpan())
 CLAIMS_MAX = 5
 """Workers that may die in a row without recording anything, before the run is failed."""
 ERROR_CHARS = 2_000
@@ -93,8 +94,9 @@ class Worker:
         self._seed_root = seed_root
         self._work = work
         self._controller = RSIController(config, hold.lease.row.head)
-        self._row = hold.lease.row
-        self._deaths = self._row.claims - 1
+        self._status: RunStatus = hold.lease.row.status
+        self._reason = hold.lease.row.reason
+        self._deaths = hold.lease.row.claims - 1
         self.ended = False
 
     @property
@@ -150,8 +152,8 @@ class Worker:
             self._around.fault("loop.before_step")
             started_s = time.monotonic()
             try:
-                seen = observed((yield UserCall(self._work.step, (context,))), started_s)
-                record = seen.to_record()
+                seen = yield UserCall(self._work.step, (context,))
+                seen, record = observed(seen, started_s)
             except Exception as why:
                 yield from self._fail("step", why, context, started_s, span)
             else:
@@ -169,7 +171,7 @@ class Worker:
         self._around.fault("loop.after_gates")
         decision = self._controller.decide(seen, verdicts, charged=context.charged)
         decided = Intent(
-            generation=self._head.generation,
+            generation=context.generation,
             decision=decision,
             verdicts=verdicts,
             observation=record,
@@ -222,7 +224,7 @@ class Worker:
         if log is not None:
             yield StoreCall(lambda: log.record(self._lease.run_id, event))
         if self._around.on_generation is not None:
-            self._around.on_generation(self._row, LoopGeneration.from_event(event))
+            self._around.on_generation(self._row(), LoopGeneration.from_event(event))
 
     def _apply(
         self, phase: Phase, function: Callable[..., Any], decided: Intent, span: GenerationSpan
@@ -261,7 +263,7 @@ class Worker:
             phase=phase,
             attempt=context.attempt,
             error=type(why).__name__,
-            message=str(why)[:ERROR_CHARS],
+            message=words_of(why),
             cost=context.charged,
             elapsed_ms=_elapsed_ms(started_s) if phase == "step" else 0.0,
         )
@@ -285,7 +287,7 @@ class Worker:
         except StoreUnavailable:
             appended = yield append  # whether the first one is there, this one finds out
         self._hold.confirm(appended.control)
-        self._row = msgspec.structs.replace(self._row, head=head, status=status, reason=reason)
+        self._status, self._reason = status, reason
         self._deaths = 0
         self.ended = status != "running"
 
@@ -298,6 +300,12 @@ class Worker:
         for n in range(first, self._head.generation):
             row = yield StoreCall(lambda n=n: self._store.get(run_id, f"generation:{n}"))  # type: ignore[misc]
             yield StoreCall(lambda row=row: log.record(run_id, row.event))  # type: ignore[misc]
+
+    def _row(self) -> RunRow:
+        """Give the run as it was last written."""
+        return msgspec.structs.replace(
+            self._lease.row, head=self._head, status=self._status, reason=self._reason
+        )
 
     # --- the lease ----------------------------------------------------------------------------
 
@@ -330,7 +338,7 @@ class Worker:
 
     def _span(self) -> contextlib.AbstractContextManager[GenerationSpan]:
         if self._around.telemetry is None:
-            return contextlib.nullcontext(NoSpan())
+            return _UNTRACED
         return self._around.telemetry.generation(
             self._lease.run_id, self._head.generation, self._lease.token
         )
@@ -340,9 +348,9 @@ def _elapsed_ms(started_s: float) -> float:
     return (time.monotonic() - started_s) * 1000
 
 
-def observed(seen: object, started_s: float) -> LoopObservation:
+def observed(seen: object, started_s: float) -> tuple[LoopObservation, ObservationRecord]:
     """
-    Give what a step returned, with the time it took.
+    Give what a step returned, with the time it took, and the form of it that is recorded.
 
     Raises:
         TypeError: it is no observation, or its evidence no JSON value.
@@ -350,14 +358,28 @@ def observed(seen: object, started_s: float) -> LoopObservation:
     """
     if not isinstance(seen, LoopObservation):
         raise TypeError(f"the step gave {type(seen).__name__}, not a LoopObservation")
-    size = len(msgspec.json.encode(seen.to_record()))
+    if seen.elapsed_ms is None:
+        seen = msgspec.structs.replace(seen, elapsed_ms=_elapsed_ms(started_s))
+    record = seen.to_record()
+    size = len(msgspec.json.encode(record))
     if size > limits.RESULT_BYTES:
         raise TooLarge(
             "The observation is too large to record.", size_bytes=size, limit=limits.RESULT_BYTES
         )
-    if seen.elapsed_ms is None:
-        return dataclasses.replace(seen, elapsed_ms=_elapsed_ms(started_s))
-    return seen
+    return seen, record
+
+
+def words_of(why: BaseException) -> str:
+    """Give an error's words as they can be recorded: its class may fail, or give no text."""
+    try:
+        words = str(why)
+    except Exception as failed:
+        words = f"<its text could not be made: {type(failed).__name__}>"
+    return _text(words[:ERROR_CHARS])
+
+
+def _text(words: str) -> str:
+    return words.encode("utf-8", "replace").decode()
 
 
 def judge(gate: str, said: object = None, *, error: Exception | None = None) -> GateVerdict:
@@ -368,8 +390,8 @@ def judge(gate: str, said: object = None, *, error: Exception | None = None) -> 
         TypeError: the gate gave no Verdict.
     """
     if error is not None:
-        note = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        note = f"{type(error).__name__}: {words_of(error)}"[:ERROR_CHARS]
         return GateVerdict(gate=gate, verdict="error", note=note)
     if not isinstance(said, Verdict):
         raise TypeError(f"the gate gave {type(said).__name__}, not a Verdict")
-    return GateVerdict(gate=gate, verdict=said.kind, note=said.note)
+    return GateVerdict(gate=gate, verdict=said.kind, note=said.note and _text(said.note))

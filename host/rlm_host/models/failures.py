@@ -34,6 +34,9 @@ OVERFLOWS = (
 )
 """How servers word an overflow that they report as a plain rejection (llama.cpp, vLLM, Ollama)."""
 
+PASSING = frozenset((408, 409, 425, 429))
+"""Client errors that pass: a timeout, a conflict, too early, too many."""
+
 SHAPES = (AttributeError, TypeError, LookupError, ValueError)
 """What the library raises over an event that has not the dialect's shape, such as `null`."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -54,13 +57,13 @@ def failure(error: Exception, *, partial: bool, secret: str) -> ProviderError:
     if isinstance(error, Fault):
         kind = error.kind
     message = _words(error)
+    status = getattr(error, "status_code", getattr(error.__cause__, "status_code", None))
+    if kind is None and "ModelAPIError" in names:
+        kind = _base_class_kind(error, status)
     if kind == "rejected" and any(words in message.lower() for words in OVERFLOWS):
         kind = "context_overflow"
-    if kind is None and "ModelAPIError" in names:
-        kind = _base_class_kind(error)
     if kind is None and isinstance(error, SHAPES):
         kind, message = "bad_output", f"The server sent what is no event of an answer: {message}"
-    status = getattr(error, "status_code", getattr(error.__cause__, "status_code", None))
     if isinstance(status, int) and 300 <= status < 400:
         # Not followed: the key was meant for this server only.
         kind, message = "rejected", f"The server redirects ({status}): correct its base_url."
@@ -86,8 +89,10 @@ def _retry_after_ms(wished_s: object) -> int | None:
     return round(min(wished_s * 1000, RETRY_AFTER_MAX_MS))
 
 
-def _base_class_kind(error: Exception) -> ErrorKind:
-    """Tell an undecodable chunk from other failures: the library raises its base class for both."""
+def _base_class_kind(error: Exception, status: object) -> ErrorKind:
+    """Tell apart what the library raises its base class for: an undecodable chunk is one of it."""
+    if isinstance(status, int) and 400 <= status < 500 and status not in PASSING:
+        return "rejected"
     return "bad_output" if isinstance(error.__cause__, ValueError) else "server"
 
 

@@ -154,6 +154,17 @@ def oom_kills() -> int:
     return 0
 
 
+def exists(pid: int) -> bool:
+    """Tell whether a process, of whomever, has this pid in our namespace."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
 def open_pidfd(pid: int) -> int | None:
     """Open a descriptor that becomes readable when a child of ours ends; None without pidfd."""
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from ..processes.facts import open_pidfd
+from ..processes.facts import exists, open_pidfd
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,8 @@ class Lifetime:
         Take SIGINT, SIGTERM and SIGHUP for the length of the block.
 
         By Python's own handlers, not the loop's: they start the watchdog even while something holds
-        the loop. Only on the main thread.
+        the loop. Only on the main thread. No signal is blocked in the block, as some clients leave
+        it to the programs they start, and these to their children.
         """
         loop = asyncio.get_running_loop()
 
@@ -87,9 +88,11 @@ class Lifetime:
             loop.call_soon_threadsafe(self._signalled, signal.Signals(number))
 
         old = {number: signal.signal(number, signalled) for number in EXIT_CODES}
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             for number, handler in old.items():
                 signal.signal(number, handler)
 
@@ -135,20 +138,10 @@ class Lifetime:
                 await anyio.wait_readable(fd)
             finally:
                 os.close(fd)
-        elif _exists(pid):
-            while _exists(pid):  # noqa: ASYNC110 - without a pidfd there is nothing to wait on
+        elif exists(pid):
+            while exists(pid):  # noqa: ASYNC110 - without a pidfd there is nothing to wait on
                 await anyio.sleep(POLL_S)
         else:
             log.warning("the client's process %d cannot be seen from here", pid)
             return
         self.leave(0, f"the client's process {pid} is gone")
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

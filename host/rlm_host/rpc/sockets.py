@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from rlm_protocol.errors import ConfigInvalid, Conflict
+from rlm_protocol.errors import ConfigInvalid, Conflict, RlmError
 
 from .. import paths
+from ..processes.facts import exists
 from .endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -60,10 +61,51 @@ def private_socket(env: Mapping[str, str], home: Path) -> Path:
     return runtime_dir(env) / f"{_digest(home)}-{os.getpid()}.sock"
 
 
+def sweep(env: Mapping[str, str]) -> int:
+    """
+    Remove the private sockets of killed hosts, with their locks; give how many.
+
+    Raises:
+        ConfigInvalid: see `runtime_dir`.
+    """
+    removed = 0
+    for path in {
+        file.parent / file.name.removesuffix(".lock") for file in runtime_dir(env).iterdir()
+    }:
+        pid = path.name.removesuffix(".sock").rpartition("-")[2]
+        # A living process may be about to lock what is free yet. One that lives where its pid means
+        # nothing to us, in a container that shares the folder, has its lock.
+        if not pid.isdecimal() or exists(int(pid)):
+            continue
+        with contextlib.suppress(RlmError), _locked(path):
+            path.unlink(missing_ok=True)
+            _lock_of(path).unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def serves(path: Path) -> bool:
+    """Tell whether a host lives behind a socket: it holds the lock beside it for life."""
+    try:
+        fd = os.open(_lock_of(path), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 @contextlib.contextmanager
-def listening(path: Path) -> Iterator[socket.socket]:
+def listening(path: Path, *, private: bool = False) -> Iterator[socket.socket]:
     """
     Own a listening socket at `path` for the length of the block.
+
+    The lock beside it stays, for a lock that goes can be taken twice; but not that of a `private`
+    socket, which nobody else listens at.
 
     Raises:
         Conflict: a living host listens there.
@@ -78,6 +120,8 @@ def listening(path: Path) -> Iterator[socket.socket]:
         finally:
             server.close()
             path.unlink(missing_ok=True)
+            if private:
+                _lock_of(path).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -151,9 +195,10 @@ def _bound(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    lock = path.with_name(f"{path.name}.lock")
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, paths.FILE_MODE)
+        fd = os.open(
+            _lock_of(path), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, paths.FILE_MODE
+        )
     except OSError as why:
         raise ConfigInvalid(f"No socket can be made at {path}: {why.strerror}.") from why
     try:
@@ -164,6 +209,10 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
 
 
 def _digest(home: Path) -> str:

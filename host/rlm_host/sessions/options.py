@@ -75,9 +75,10 @@ def _read(path: Path) -> Instructions | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return None
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
         # One character more than is shown, so that the cut is seen.
         text = file.read(4 * (INSTRUCTIONS_CHARS + 1)).decode("utf-8", "replace")
     return Instructions(text, str(path))

@@ -24,7 +24,7 @@ from ..clock import Clock
 from ..kernels.skills import Skills
 from ..paths import Directory
 from .files import Files
-from .journal import Journal
+from .journal import Journal, store_error
 from .notifications import Notification, notification_of
 from .ports import KernelFactory, Models, SessionPorts
 from .recovery import MARK_EVERY, Mark, Recovered, checkpoint_name, encode_checkpoint, read
@@ -238,7 +238,7 @@ class Recorded:
             self._arrived = None
 
     def _read_transcript(self, upto: int) -> None:
-        for found in read(self._directory, self._name):
+        for found in self._read():
             if found.entry.seq > upto:
                 break
             self.transcript.apply(found.entry)
@@ -309,6 +309,7 @@ class Recorded:
                 **self.where(state.seq),
                 own=state.own,
                 subtree=state.subtree,
+                budget=state.options.budget,
             )
             self.emit("usage/updated", payload, after_seq=state.seq)
 
@@ -361,11 +362,18 @@ class Recorded:
         if self.closing:
             raise SessionClosed(session_id=self.id)
 
+    def _read(self, *, offset: int = 0, after_seq: int = 0) -> Iterator[Found]:
+        """Read the journal. Raises StoreUnavailable."""
+        try:
+            yield from read(self._directory, self._name, offset=offset, after_seq=after_seq)
+        except OSError as why:
+            raise store_error(why, str(self._directory.path / self._name)) from why
+
     def _read_after(self, seq: int) -> Iterator[Found]:
         """Yield the records behind `seq`, from the nearest place that is known. Blocks."""
         near = [mark for mark in self._marks if mark.seq <= seq]
         offset, before = (near[-1].offset, near[-1].seq - 1) if near else (0, 0)
-        for found in read(self._directory, self._name, offset=offset, after_seq=before):
+        for found in self._read(offset=offset, after_seq=before):
             if found.entry.seq > seq:
                 yield found
 

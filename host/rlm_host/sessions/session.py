@@ -14,15 +14,15 @@ from rlm_protocol.errors import TurnBusy, TurnMismatch, TurnNotActive
 from rlm_protocol.host import ArtifactReadResult
 from rlm_protocol.item import Item, UserMessage
 from rlm_protocol.repl import ReplExecuteResult
+from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.session import (
-    Budget,
     SessionOptions,
     SessionQuiet,
     SessionResumeResult,
     Thinking,
 )
-from rlm_protocol.session import SessionClosed as ClosedNotice
 from rlm_protocol.turn import QueuedInput
+from rlm_protocol.usage import Budget
 
 from ..kernels.cell import KernelStatus, SnapshotReport
 from ..models.catalog import check_thinking

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 from collections.abc import Awaitable, Callable
@@ -183,7 +184,7 @@ class SessionStore:
         if thinking is None and parent is None:
             thinking = clamp_thinking(model, self._defaults.thinking)
         cwd = Path(params.cwd)
-        if not cwd.is_absolute() or not await self._thread(cwd.is_dir):
+        if not cwd.is_absolute() or not await self._thread(os.path.isdir, cwd):
             raise InvalidParams("cwd must be an absolute path of a folder.", path="$.cwd")
         session_id = session_id or self._shared.new_id("ses")
         options = params.options or SessionOptions()

@@ -1089,15 +1089,17 @@
 ---@class rlm.UsageReadParams
 ---@field sessionId string
 
---- `own` without, `subtree` with all descendants.
+--- `own` without, `subtree` with all descendants; `budget` is what `subtree` is held to.
 ---@class rlm.UsageReadResult
 ---@field own rlm.Usage
 ---@field subtree rlm.Usage
+---@field budget? rlm.Budget|nil
 
---- At most every 250 ms while anything of the session's tree runs.
+--- At most every 250 ms while anything of the session's tree runs. See `UsageReadResult`.
 ---@class rlm.UsageUpdated
 ---@field own rlm.Usage
 ---@field subtree rlm.Usage
+---@field budget? rlm.Budget|nil
 ---@field sessionId string
 ---@field seq integer
 ---@field gen integer

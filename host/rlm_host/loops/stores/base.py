@@ -29,6 +29,11 @@ LEASE_MS = 30_000
 PAGE = 200
 """Events or runs of one page."""
 
+
+def nothing() -> None:
+    """Do nothing."""
+
+
 ControlAction = Literal["cancel", "pause", "resume"]
 HintsOf = Literal["requests", "all"]
 
@@ -254,9 +259,13 @@ class RunStore(RunReader, Protocol):
     def prune(self, *, before_ms: int, limit: int = 100) -> int:
         """Delete at most `limit` terminal runs last changed before then; give how many."""
 
-    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+    def together(
+        self, calls: Sequence[Callable[[], Any]], *, meanwhile: Callable[[], None] = nothing
+    ) -> Sequence[Any]:
         """
         Make calls to this store, durable at once where the engine can, and give their results.
 
-        A call that raises does not touch the others; its exception is its result.
+        A call that raises does not touch the others; its exception is its result. `meanwhile` is
+        called before the store waits for its disk or server, so that others work during that;
+        again if the store begins again, and not at all if it cannot begin.
         """

@@ -17,6 +17,7 @@ import apsw
 from rlm_protocol.errors import StoreUnavailable
 
 from ...sqlite_file import store_errors
+from .base import nothing
 
 T = TypeVar("T")
 Fault = Callable[[str], None]
@@ -80,11 +81,18 @@ class GroupCommit:
         result: T = ticket.result
         return result
 
-    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make calls whose writes all go into one transaction. An exception is a call's result."""
+    def together(
+        self, calls: Sequence[Callable[[], Any]], meanwhile: Callable[[], None] = nothing
+    ) -> list[Any]:
+        """
+        Make calls whose writes all go into one transaction. An exception is a call's result.
+
+        `meanwhile` is called between the statements and the sync: the statements need the
+        interpreter, and would wait for whoever has it after each of them.
+        """
         tickets = [_Ticket(lambda _, call=call: call()) for call in calls]  # type: ignore[misc]
         with self._turn:
-            self._commit(tickets)
+            self._commit(tickets, meanwhile)
         return [t.result if t.error is None else t.error for t in tickets]
 
     def close(self) -> None:
@@ -100,14 +108,14 @@ class GroupCommit:
             self._waiting.extendleft(t for t in batch if t is not mine and not t.done)
             raise
 
-    def _commit(self, tickets: list[_Ticket]) -> None:
+    def _commit(self, tickets: list[_Ticket], meanwhile: Callable[[], None] = nothing) -> None:
         """
         Settle every ticket: all in one transaction or, when one of them fails, one by one.
 
         That is rare, and a savepoint around each would cost more than a third of the statements.
         """
         try:
-            self._transact(tickets)
+            self._transact(tickets, meanwhile)
         except Exception as why:
             if len(tickets) > 1:
                 for ticket in tickets:
@@ -117,7 +125,7 @@ class GroupCommit:
         for ticket in tickets:
             ticket.done = True
 
-    def _transact(self, tickets: list[_Ticket]) -> None:
+    def _transact(self, tickets: list[_Ticket], meanwhile: Callable[[], None]) -> None:
         db = self._connection()
         self._inside = threading.get_ident()
         try:
@@ -126,6 +134,7 @@ class GroupCommit:
                     db.execute("BEGIN IMMEDIATE")
                     for ticket in tickets:
                         ticket.result = ticket.work(db)
+                    meanwhile()
                     self._fault("store.in_transaction")
                     db.execute("COMMIT")
                 except BaseException:

@@ -25,6 +25,7 @@ from .base import (
     Lease,
     Page,
     RunRow,
+    nothing,
 )
 from .group_commit import Fault, no_fault
 from .postgres_hints import Hinter, listening
@@ -128,8 +129,11 @@ class PostgresRunStore:
             self._threads = None
         self._pool.close()
 
-    def together(self, calls: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+    def together(
+        self, calls: Sequence[Callable[[], Any]], *, meanwhile: Callable[[], None] = nothing
+    ) -> Sequence[Any]:
         """Make calls at once, on a connection each; the server syncs for all that wait."""
+        meanwhile()
         if len(calls) == 1:
             return [_outcome(calls[0])]
         if self._threads is None:

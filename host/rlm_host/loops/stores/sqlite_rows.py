@@ -12,7 +12,7 @@ from rlm_protocol.loop_records import Event, Submitted
 
 from ...sqlite_file import Layout
 from ..head import fold_all
-from .base import EventRow, RunRow
+from .base import Control, EventRow, Lease, RunRow
 from .rows import (
     Change,
     StoredRun,
@@ -121,6 +121,39 @@ def insert_events(
         seq += 1
         _insert_event(db, run, seq, records.key_of(event, token), token, at_ms, event)
     return seq
+
+
+def append_next(
+    db: apsw.Connection,
+    lease: Lease,
+    event: Event,
+    head: dict[str, Any],
+    *,
+    expires_ms: int,
+    now_ms: int,
+) -> Control | None:
+    """
+    Write the event that almost every append is: one that is new, under a lease that is alive.
+
+    Two statements, for nothing is read that they can check themselves. Returns what operators want
+    of the run, or None: then nothing was written, for a reason that is still to be found.
+    """
+    _, key, token, at_ms, body_sum, body = event_columns(
+        0, records.key_of(event, lease.token), lease.token, now_ms, event
+    )
+    db.execute(
+        "INSERT INTO events SELECT id, seq+1, ?, ?, ?, ?, ? FROM runs WHERE run_id=? AND token=?"
+        " AND owner IS NOT NULL AND status='running' ON CONFLICT DO NOTHING",
+        (key, token, at_ms, body_sum, body, lease.run_id, lease.token),
+    )
+    if not db.changes():
+        return None
+    cancel, pause = db.execute(
+        "UPDATE runs SET seq=seq+1, head=?, head_sum=?, expires_ms=?, claims=1, updated_at_ms=?"
+        " WHERE run_id=? RETURNING cancel, pause",
+        (head["head"], head["head_sum"], expires_ms, now_ms, lease.run_id),
+    ).get
+    return Control(cancel=cancel, pause=pause)
 
 
 def _insert_event(

@@ -22,7 +22,7 @@ from ..context import History, LoopContext
 from ..inputs import LoopObservation
 from ..seed import step_seed
 from ..stores.base import RunReader
-from ..worker import ERROR_CHARS, Work, judge, observed
+from ..worker import Work, judge, observed, words_of
 
 Gates = Sequence[tuple[str, Callable[..., Any]]]
 TOKENS = 1_000
@@ -80,7 +80,7 @@ class LoopActivities:
             started_s = time.monotonic()
             try:
                 step = self._work_for(told).step
-                record = observed(await _call(hold, step, context), started_s).to_record()
+                _, record = observed(await _call(hold, step, context), started_s)
             except Exception as why:
                 return _result(_failure(why, context, started_s))
             return _result(wire.Seen(observation=record, charged=context.charged))
@@ -117,9 +117,10 @@ class LoopActivities:
         log = self._log
         if log is None:
             return
-        for event in told.events:
-            if isinstance(event, GenerationDone):
-                await anyio.to_thread.run_sync(log.record, told.run_id, event)
+        async with _beating():
+            for event in told.events:
+                if isinstance(event, GenerationDone):
+                    await anyio.to_thread.run_sync(log.record, told.run_id, event)
 
     async def _carry_out(self, given: dict[str, Any]) -> Any:
         told = msgspec.convert(given, wire.Told)
@@ -163,12 +164,21 @@ class LoopActivities:
             compute=self._compute,
             _hold=hold,
         )
-        beating = asyncio.create_task(_beat(told.heartbeat_ms / 3000))
-        try:
+        async with _beating():
             yield context, hold
-        finally:
-            beating.cancel()
-            await asyncio.wait([beating])
+
+
+@contextlib.asynccontextmanager
+async def _beating() -> AsyncIterator[None]:
+    """Say that the activity is alive as long as the block lasts."""
+    patience = activity.info().heartbeat_timeout
+    assert patience is not None, "the workflow sets one for each of its activities"
+    beating = asyncio.create_task(_beat(patience.total_seconds() / 3))
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.wait([beating])
 
 
 async def _beat(every_s: float) -> None:
@@ -196,7 +206,7 @@ def _failure(why: Exception, context: LoopContext, started_s: float) -> wire.See
         charged=context.charged,
         elapsed_ms=(time.monotonic() - started_s) * 1000,
         error=type(why).__name__,
-        message=str(why)[:ERROR_CHARS],
+        message=words_of(why),
     )
 
 

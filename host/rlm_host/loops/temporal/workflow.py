@@ -230,6 +230,7 @@ class LoopWorkflow:
             wire.RECORD,
             msgspec.to_builtins(told),
             start_to_close_timeout=timedelta(minutes=1),
+            heartbeat_timeout=timedelta(milliseconds=self._begin.settings.heartbeat_ms),
         )
 
     def _told(self) -> wire.Told:
@@ -239,7 +240,6 @@ class LoopWorkflow:
             submitted=self._begin.submitted,
             head=self._head,
             token=self._token,
-            heartbeat_ms=self._begin.settings.heartbeat_ms,
         )
 
     async def _call(

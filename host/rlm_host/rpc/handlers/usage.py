@@ -7,8 +7,8 @@ from ..context import Context, Handlers
 
 async def read(context: Context, params: UsageReadParams) -> UsageReadResult:
     """usage/read."""
-    actor = await context.services.sessions.get(params.session_id)
-    return UsageReadResult(own=actor.state.own, subtree=actor.state.subtree)
+    state = (await context.services.sessions.get(params.session_id)).state
+    return UsageReadResult(own=state.own, subtree=state.subtree, budget=state.options.budget)
 
 
 HANDLERS: Handlers = {"usage/read": read}
