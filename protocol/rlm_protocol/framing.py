@@ -132,35 +132,39 @@ class HeaderReceiver:
         """
         if self._error is not None:
             raise self._error
+        buffer = self._buffer
         if self._skip:
-            gone = min(self._skip, len(self._buffer))
-            del self._buffer[:gone]
+            gone = min(self._skip, len(buffer))
+            del buffer[:gone]
             self._skip -= gone
-            if self._skip:
-                return self._wait()
+        if self._skip or not buffer:
+            return self._wait()
+        at = 0
         if self._body is None:
-            length = self._header()
-            if length is None:
+            plain = _PLAIN_HEADER.match(buffer)
+            if plain is not None and (at := plain.end()) <= self._max_header:
+                self._scanned = 0
+                length = int(plain[1])
+            elif (found := self._header()) is not None:
+                at, length = 0, found
+            else:
                 return self._wait()
             if length > self._max:
+                del buffer[:at]
                 self._skip = length
                 return Refused(TooLarge(limit_bytes=self._max, got_bytes=length))
             self._body = length
-        if len(self._buffer) < self._body:
+        end = at + self._body
+        if len(buffer) < end:
+            del buffer[:at]
             return self._wait()
-        frame = bytes(memoryview(self._buffer)[: self._body])
-        del self._buffer[: self._body]
         self._body = None
+        frame = bytes(buffer[at:end])
+        del buffer[:end]
         return frame
 
     def _header(self) -> int | None:
-        """Read one header block; give its Content-Length, or None when it is not whole yet."""
-        plain = _PLAIN_HEADER.match(self._buffer)
-        if plain is not None and plain.end() <= self._max_header:
-            length = int(plain[1])
-            del self._buffer[: plain.end()]
-            self._scanned = 0
-            return length
+        """Take any header block out; give its Content-Length, or None when it is not whole yet."""
         while True:
             end = self._buffer.find(b"\n", self._scanned)
             if end == -1:

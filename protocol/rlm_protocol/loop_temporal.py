@@ -22,12 +22,14 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(_Part, frozen=True):
     """
     How long things may take. `generations` is how many one execution runs before it continues as a
-    new one; `pause_ms` passes before a step that has failed too often is tried again.
+    new one; `pause_ms` passes before a step that has failed too often is tried again; `task_ms` is
+    how long a worker may replay and decide before another one does.
     """
 
     step_timeout_ms: int = 24 * 3_600_000
     heartbeat_ms: int = 30_000
     pause_ms: int = 60_000
+    task_ms: int = 10_000
     generations: int = 500
     deaths: int = 5
 

@@ -10,6 +10,7 @@ Rule 4: ids of the two directions never meet: each has a map of its own.
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .errors import InvalidRequest, MalformedFrame, Overloaded, RlmError, to_jsonrpc
 from .framing import UNDECODABLE, decode_error
@@ -17,6 +18,7 @@ from .surrogates import mended
 
 Id = int | str
 _ID_TYPES = (int, str)
+EMPTY, NULL = msgspec.Raw(b"{}"), msgspec.Raw(b"null")
 
 
 class RequestReceived(msgspec.Struct, frozen=True):
@@ -54,11 +56,11 @@ Event = RequestReceived | NotificationReceived | Answered | Violation
 
 class _Wire(msgspec.Struct):
     jsonrpc: Any = None
-    id: Any = msgspec.UNSET
-    method: Any = msgspec.UNSET
-    params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    id: Any = UNSET
+    method: Any = UNSET
+    params: msgspec.Raw = EMPTY
+    result: msgspec.Raw | UnsetType = UNSET
+    error: msgspec.Raw | UnsetType = UNSET
 
 
 class _Sent(msgspec.Struct, tag_field="jsonrpc", tag="2.0"):
@@ -89,7 +91,6 @@ class _Error(_Sent, tag="2.0"):
 _decode = msgspec.json.Decoder(_Wire).decode
 _decode_error = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
-EMPTY, NULL = msgspec.Raw(b"{}"), msgspec.Raw(b"null")
 
 
 class RpcPeer:
@@ -156,31 +157,30 @@ class RpcPeer:
             if _is_json(frame):
                 return _violation(InvalidRequest("A message is one JSON object; no batches."))
             return _violation(MalformedFrame(reason=decode_error(why)))
-        id_ = wire.id
-        is_answer = wire.method is msgspec.UNSET
-        if is_answer and (wire.error is not msgspec.UNSET or wire.result is not msgspec.UNSET):
+        id_, method = wire.id, wire.method
+        if method is UNSET and (wire.error is not UNSET or wire.result is not UNSET):
             return self._answered(wire)
-        known_id = id_ if _valid_id(id_) else None
+        known_id = id_ if type(id_) in _ID_TYPES else None
         if wire.jsonrpc != "2.0":
             return _violation(InvalidRequest('`jsonrpc` must be "2.0".'), known_id)
-        if not isinstance(wire.method, str):
+        if not isinstance(method, str):
             return _violation(InvalidRequest("`method` must be a string."), known_id)
-        params = EMPTY if wire.params is msgspec.UNSET else wire.params
-        if id_ is msgspec.UNSET:
-            return NotificationReceived(wire.method, params)
         if known_id is None:
+            if id_ is UNSET:
+                return NotificationReceived(method, wire.params)
             return _violation(InvalidRequest("`id` must be a string or an integer."))
-        if id_ in self._theirs:
+        theirs = self._theirs
+        if known_id in theirs:
             # The first request keeps its answer; this one is refused under the same id.
             return _violation(InvalidRequest("This id is already in flight."), known_id)
-        if self._max is not None and len(self._theirs) >= self._max:
+        if self._max is not None and len(theirs) >= self._max:
             return _violation(Overloaded(max_in_flight=self._max), known_id)
-        self._theirs.add(known_id)
-        return RequestReceived(known_id, wire.method, params)
+        theirs.add(known_id)
+        return RequestReceived(known_id, method, wire.params)
 
     def _answered(self, wire: _Wire) -> Event:
         id_ = wire.id
-        if id_ is None or id_ is msgspec.UNSET:
+        if id_ is None or id_ is UNSET:
             # The peer could not read us. Answering would start a ping-pong of refusals.
             return Violation("the peer refused an unreadable message")
         if _valid_id(id_) and id_ in self._forgotten:
@@ -195,7 +195,7 @@ class RpcPeer:
             except UNDECODABLE:
                 error = {"code": -32600, "message": "the peer's error is not an object"}
             return Answered(id_, error=error)
-        return Answered(id_, result=NULL if wire.result is msgspec.UNSET else wire.result)
+        return Answered(id_, result=NULL if wire.result is UNSET else wire.result)
 
     def lost(self) -> list[Id]:
         """Note that the connection is gone. Returns our open requests, which now have failed."""

@@ -8,6 +8,7 @@ pending and later requests fail at once (seed: rlm-runtime, Failure Modes).
 import asyncio
 import itertools
 import math
+from _thread import get_ident
 from typing import Any
 
 from rlm_protocol.errors import TABLE, HostLost, ToolFailed, ToolUnavailable
@@ -53,9 +54,12 @@ _CLASSES: dict[int | None, type[HostError]] = {
 
 
 class Bridge:
-    """All requests of this kernel. Lives on the loop's thread."""
+    """All requests of this kernel. Lives on the thread of `loop`, where it is made."""
 
     def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The kernel's own; set by the loop's owner before the first request."""
+        self._thread = get_ident()
         self._ids = itertools.count(1)
         self._pending: dict[str, asyncio.Future[Any]] = {}
         self._lost = False
@@ -77,6 +81,10 @@ class Bridge:
             TypeError: the type is no non-empty string, or the payload no dict or None.
             ValueError: the payload is no JSON value, or larger than a frame.
         """
+        if get_ident() != self._thread and self.loop is not None:
+            # A loop that a cell runs in another thread: asked on ours, or nobody would wake it.
+            asking = asyncio.run_coroutine_threadsafe(self.request(type_, payload), self.loop)
+            return await asyncio.wrap_future(asking)
         id_ = self._send(type_, payload)
         future = self._pending[id_] = asyncio.get_running_loop().create_future()
         try:

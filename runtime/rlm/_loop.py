@@ -42,6 +42,8 @@ class Selector(selectors.DefaultSelector):
         self._serve = serve
         self._end_turn = end_turn
         self._due = due
+        self.kept = {inbox.fd}
+        """What cannot be unregistered."""
         self._poll = select.epoll.fromfd(self.fileno()).poll if hasattr(select, "epoll") else None
 
     @turns_the_loop
@@ -76,13 +78,14 @@ class Selector(selectors.DefaultSelector):
         return True
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Forget a descriptor. The inbox is no cell's to remove: to the cell it is not there."""
-        if fileobj == self._inbox.fd and not self._inbox.ended:
+        """Forget a descriptor. What the loop lives on is no cell's to remove: it is not there."""
+        if fileobj in self.kept:
             raise KeyError(fileobj)
         return super().unregister(fileobj)
 
     def _forget_ended(self) -> None:
         if self._inbox.ended:
+            self.kept.discard(self._inbox.fd)
             self.unregister(self._inbox.fd)  # its end is readable for ever
 
 
@@ -141,5 +144,8 @@ def new(selector: Selector, inbox: Inbox) -> tuple[Loop, tuple[int, ...]]:
     loop = Loop(selector)
     asyncio.set_event_loop(loop)
     selector.register(inbox.fd, selectors.EVENT_READ, (None, None))  # the form of the loop's own
+    wakes = getattr(loop, "_ssock", None)
+    if wakes is not None:
+        selector.kept.add(wakes.fileno())
     own: list[Any] = [selector, *(getattr(loop, name, None) for name in ("_ssock", "_csock"))]
     return loop, tuple(one.fileno() for one in own if hasattr(one, "fileno"))

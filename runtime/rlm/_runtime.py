@@ -72,6 +72,7 @@ class Runtime:
         due = (self.bridge.frames, self._tasks)
         selector = _loop.Selector(self.inbox, self._readable, self._end_turn, due)
         self.loop, loop_fds = _loop.new(selector, self.inbox)
+        self.bridge.loop = self.loop
         self.loop.set_task_factory(self._make_task)
         self.interrupter.loop = self.loop
         self.interrupter.install()

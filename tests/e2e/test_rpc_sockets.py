@@ -195,6 +195,23 @@ async def test_a_host_removes_its_private_socket_and_those_of_killed_ones(tmp_pa
     assert left() == 0
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_is_no_socket_is_left_as_it_is(tmp_path: Path, kind: str) -> None:
+    path, precious = tmp_path / "notes", tmp_path / "precious"
+    precious.write_text("mine")
+    match kind:
+        case "file":
+            path.write_text("mine")
+        case "link":
+            path.symlink_to(precious)
+        case _:
+            path.mkdir()
+    refused = rlm_host(tmp_path, "serve", "--socket", str(path))
+    assert refused.returncode == 1
+    assert f"No socket can be made at {path}: something else lies there." in refused.stderr
+    assert path.is_dir() if kind == "folder" else path.read_text() == "mine"
+
+
 def test_a_path_that_is_too_long_is_said(tmp_path: Path) -> None:
     refused = rlm_host(tmp_path, "serve", "--socket", f"/tmp/{'x' * 120}.sock")
     assert refused.returncode == 1

@@ -1,9 +1,11 @@
 """Durable loops on a real Temporal server, whose workers and which itself are killed."""
 
+import contextlib
 import itertools
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ from support.services import Temporal
 TEMPORAL = ("temporal",)
 
 PATIENCE_S = 180.0
-SETTINGS = Settings(heartbeat_ms=1_000, generations=2)
+SETTINGS = Settings(heartbeat_ms=1_000, task_ms=3_000, generations=2)
 """Every run continues as a new execution twice, and a dead worker is noticed soon."""
 WORKER = "rlm_host.loops.temporal.worker"
 POINTS = (
@@ -48,7 +50,7 @@ POINTS = (
     ("in_record", 1),
     ("in_rollback", 1),
 )
-"""At each of them one worker of the run is killed, in this order. A point is named by `functions`."""
+"""At each of them one worker of a run is killed. A point is named by `functions`."""
 _numbers = itertools.count()
 
 
@@ -153,10 +155,23 @@ def test_c14_c15_workers_share_a_run_whatever_their_clocks_say(
 
 @crash("C1", "C2", "C3", "C4", "C5", "C6", "C8", on=TEMPORAL)
 def test_c1_to_c8_workers_killed_at_every_point_change_nothing_but_the_number_of_tries(
-    cluster: Cluster, undisturbed
+    temporal, children, undisturbed, tmp_path
 ) -> None:
+    """Two runs at once, each with half of the points: both do little but wait for timeouts."""
+
+    def run(half: int) -> None:
+        folder = tmp_path / str(half)
+        folder.mkdir()
+        with contextlib.closing(Cluster(temporal, children, folder)) as cluster:
+            _killed_at(cluster, POINTS[half::2], undisturbed)
+
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(run, range(2)))
+
+
+def _killed_at(cluster: Cluster, points, undisturbed) -> None:
     cluster.submit()
-    for point, nth in POINTS:
+    for point, nth in points:
         killed = cluster.work(fault={"action": "SIGKILL", "point": point, "nth": nth})
         assert killed.ended() == signal.SIGKILL, point
     cluster.work()
@@ -187,7 +202,8 @@ def test_c12_a_worker_that_slept_past_its_heartbeat_changes_nothing_when_it_wake
     temporal, children, undisturbed, tmp_path
 ) -> None:
     """Attempts that the server hands to it while it sleeps are lost, and made again."""
-    cluster = Cluster(temporal, children, tmp_path, Settings(heartbeat_ms=1_000, deaths=30))
+    patient = Settings(heartbeat_ms=1_000, task_ms=3_000, deaths=30)
+    cluster = Cluster(temporal, children, tmp_path, patient)
     try:
         cluster.submit()
         sleeper = cluster.work(fault={"action": "SIGSTOP", "point": "in_apply", "nth": 2})

@@ -153,6 +153,26 @@ def test_cancelling_a_cell_cancels_its_request_and_not_a_detached_one(host: Host
     assert host.run("t.done()").result == "False"
 
 
+def test_a_loop_in_another_thread_is_answered_and_cancelled_too(host: Host) -> None:
+    got = host.run(
+        "import asyncio, rlm\n"
+        "def elsewhere(): return asyncio.run(rlm.host_request('there', {'x': 1}))\n"
+        "await asyncio.to_thread(elsewhere)"
+    )
+    assert got.result == "{'type': 'there', 'payload': {'x': 1}}", got
+    host.answer = lambda kind, _: None
+    got = host.run(
+        "async def brief(): await asyncio.wait_for(rlm.host_request('slow'), 0.05)\n"
+        "def elsewhere():\n"
+        "    try: asyncio.run(brief())\n"
+        "    except TimeoutError: return 'too late'\n"
+        "await asyncio.to_thread(elsewhere)"
+    )
+    assert got.result == "'too late'", got
+    host.settle()
+    assert host.types() == ["there", "slow", "bridge.cancel"]
+
+
 def test_late_and_unknown_replies_are_ignored(host: Host) -> None:
     for id_ in ("h1", "nothing"):
         host.runtime.send({"type": "host_reply", "id": id_, "data": {"status": "ok"}})

@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -110,8 +111,9 @@ def store_at(db: Path, fault=lambda point: None):
 
 def kernel_on(db: Path, fault=lambda point: None, *, lease_ms=30_000, **config) -> LoopKernel:
     store = store_at(db, fault)
-    values = {**CONFIG, **config}
-    return LoopKernel(store, LoopConfig("t", "w", **values), fault=fault, lease_ms=lease_ms)
+    runs_of = LoopConfig("t", "w", **{**CONFIG, **config})
+    # The code is where no Git is: each child would ask it for the state of the whole checkout.
+    return LoopKernel(store, runs_of, fault=fault, lease_ms=lease_ms, code=db.parent)
 
 
 def functions(db: Path, fault=lambda point: None, *, judge: str = "steady", crowd: int = 0) -> dict:
@@ -184,8 +186,8 @@ def serve(answers_fd: int) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
-            print(os.waitstatus_to_exitcode(status), file=answers)
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            print(os.waitstatus_to_exitcode(status) if pid else "", file=answers)
             continue
         pid = os.fork()
         if pid == 0:
@@ -205,7 +207,11 @@ class Child:
     def ended(self) -> str | int:
         """Wait; give its own word, or the number of the signal that ended it."""
         self.over = True
-        code = int(self.nursery.ask({"wait": self.pid}))
+        deadline = time.monotonic() + ANSWER_S
+        while not (said := self.nursery.ask({"wait": self.pid})):
+            assert time.monotonic() < deadline, f"child {self.pid} works on; {self.nursery.stderr}"
+            time.sleep(0.01)
+        code = int(said)
         return self.out.read_text() if code == 0 else -code
 
     def end(self) -> None:
@@ -242,6 +248,7 @@ class Nursery:
 
     def __init__(self, server: "subprocess.Popen[str]", answers: TextIO, folder: Path) -> None:
         self.server, self.answers, self.folder, self.count = server, answers, folder, 0
+        self.asking = threading.Lock()
 
     @property
     def stdout(self) -> str:
@@ -254,16 +261,18 @@ class Nursery:
         return (self.folder / "stderr").read_text()
 
     def ask(self, request: dict) -> str:
-        """Give its answer, which is one line for one request."""
-        self.server.stdin.write(json.dumps(request) + "\n")
-        self.server.stdin.flush()
-        ready, _, _ = select.select([self.answers], [], [], ANSWER_S)
-        assert ready, f"no answer to {request} in {ANSWER_S} s; {self.stderr[-2000:]}"
-        return self.answers.readline()
+        """Give its answer, which is one line for one request. Any thread may ask."""
+        with self.asking:
+            self.server.stdin.write(json.dumps(request) + "\n")
+            self.server.stdin.flush()
+            ready, _, _ = select.select([self.answers], [], [], ANSWER_S)
+            assert ready, f"no answer to {request} in {ANSWER_S} s; {self.stderr[-2000:]}"
+            return self.answers.readline().rstrip("\n")
 
     def start(self, db: Path, **request) -> Child:
-        self.count += 1
-        out = self.folder / f"child-{self.count}.out"
+        with self.asking:
+            self.count += 1
+            out = self.folder / f"child-{self.count}.out"
         pid = self.ask({"db": str(db), "out": str(out), **request})
         return Child(self, int(pid), out)
 
@@ -311,7 +320,8 @@ async def carry_out(address: str, queue: str, db: Path, request: dict) -> None:
 
     fault = FailPoint(**request.get("fault", {}))
     named = functions(db, fault, judge=request.get("judge", "steady"))
-    async with working(address, Work(**named), queue=queue, decision_log=FailingLog(fault)):
+    log = FailingLog(fault)
+    async with working(address, Work(**named), queue=queue, decision_log=log, code=db.parent):
         await anyio.Path(request["ready"]).touch()
         await anyio.sleep_forever()
 

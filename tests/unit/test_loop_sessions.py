@@ -175,3 +175,14 @@ async def test_a_cell_that_takes_too_long_is_interrupted(tmp_path) -> None:
     async with looping(tmp_path) as (actor, run, loops):
         report = await run(wire.ReplStep(session_id=actor.id, code="wait", timeout_ms=50))
         assert failures(loops, report)[0].error == "TimeoutError"
+
+
+async def test_a_step_that_is_cut_short_leaves_a_turn_alone_that_ran_before(tmp_path) -> None:
+    async with looping(tmp_path, [hanging]) as (actor, run, loops):
+        turn_id = await actor.start_turn("somebody else's")
+        await until(lambda: actor.state.turn)
+        report = await run(wire.ReplStep(session_id=actor.id, code="wait", timeout_ms=50))
+        assert failures(loops, report)[0].error == "TimeoutError"
+        assert actor.state.turn.turn_id == turn_id
+        await actor.interrupt(turn_id)
+        await actor.wait_idle()

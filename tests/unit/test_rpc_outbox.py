@@ -31,7 +31,7 @@ def outbox(soft: int = 2_000, hard: int = 4_000) -> Outbox:
 
 
 def put(box: Outbox, payload: ItemCompleted) -> None:
-    box.put("item/completed", encode("item/completed", payload), payload)
+    box.put(encode("item/completed", payload), payload)
 
 
 def drain(box: Outbox, chunk: int = 1 << 20) -> list[dict]:
@@ -76,7 +76,7 @@ def test_nothing_is_merged_over_an_answer() -> None:
     box = outbox()
     put(box, completed(1, session="other", text="f" * 1_000))
     box.put_droppable("item/delta", delta(0, "a"))
-    box.put("", b'{"method": "answer", "params": {}}\n')
+    box.put(b'{"method": "answer", "params": {}}\n')
     box.put_droppable("item/delta", delta(1, "b"))
     assert [m["method"] for m in drain(box)] == [
         "item/completed",
@@ -98,6 +98,36 @@ def test_nothing_is_merged_into_what_is_being_sent() -> None:
         rest += bytes(head)
         box.advance(len(head))
     assert rest.startswith(encode("item/delta", delta(0, "a" * 200))[5:])
+
+
+def test_nothing_overtakes_what_came_while_there_was_room() -> None:
+    """A delta waits from a crowded moment, one from a quiet moment: the next one joins neither."""
+    box = outbox(soft=400_000, hard=1 << 20)
+
+    def say(text: str) -> None:
+        output = ReplOutput(session_id="s", seq=1, gen=1, channel="stdout", text=text)
+        box.put_droppable("repl/output", output)
+
+    def crowd() -> None:
+        put(box, completed(1, session="other", text="f" * 250_000))
+
+    crowd()
+    say("a")
+    head = box.head()
+    assert head is not None
+    box.advance(len(head))
+    say("b")
+    crowd()
+    say("c")
+    texts = [m["params"]["text"] for m in drain(box) if m["method"] == "repl/output"]
+    assert texts == ["a", "b", "c"]
+
+
+def test_a_delta_of_any_size_leaves_when_nothing_waits() -> None:
+    box = outbox(soft=400)
+    box.put_droppable("item/delta", delta(0, "x" * 1_000))
+    assert [m["method"] for m in drain(box)] == ["item/delta"]
+    assert box.dropped_bytes == 0
 
 
 def test_above_the_limit_deltas_are_dropped_and_one_resync_waits() -> None:

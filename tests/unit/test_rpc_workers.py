@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import contextvars
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -168,6 +170,19 @@ async def test_leaving_ends_what_waits_even_what_will_not_be_cancelled_once() ->
         await in_callback(lambda: [workers.start(work()) for work in (stubborn, idle)])
     assert sorted(ended) == ["idle", "stubborn"]
     assert asyncio.all_tasks() == before
+
+
+async def test_nothing_is_kept_of_work_that_has_ended() -> None:
+    async def work() -> None:
+        await asyncio.sleep(0)
+
+    async with Workers() as workers:
+        task = await in_callback(lambda: workers.start(work()))
+        await asyncio.wait_for(task, DEADLINE_S)
+        ended = weakref.ref(task)
+        del task
+        gc.collect()
+        assert ended() is None
 
 
 async def test_a_bug_is_logged_and_the_next_work_runs(caplog: pytest.LogCaptureFixture) -> None:

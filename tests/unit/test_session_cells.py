@@ -57,3 +57,51 @@ async def test_the_start_of_a_cell_that_goes_on_is_told_while_it_runs(tmp_path: 
         actor.kernel.interrupt()
         assert (await running).status == "interrupted"
     assert any(isinstance(told, ItemCompleted) for _, told in b.heard)
+
+
+async def test_what_a_session_owns_goes_on_when_its_caller_is_cancelled(tmp_path: Path) -> None:
+    go, done = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        done.set()
+
+    async def caller() -> None:
+        await actor.beside(work())
+
+    async with bench(tmp_path) as b:
+        actor = await b.create()
+        asked = asyncio.ensure_future(caller())
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        go.set()
+        await asyncio.wait_for(done.wait(), 30)
+
+
+@pytest.mark.parametrize("passes", [0, 2])
+async def test_whoever_waits_for_what_a_session_owns_hears_of_its_end(
+    tmp_path: Path, passes: int
+) -> None:
+    """Ended before it has begun, or while it runs."""
+    async with bench(tmp_path) as b:
+        actor = await b.create()
+        before = asyncio.all_tasks()
+        asked = actor.beside(asyncio.sleep(60))
+        (owned,) = asyncio.all_tasks() - before
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        owned.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asked, 30)
+
+
+async def test_whoever_waits_for_what_a_session_owns_hears_of_its_failure(tmp_path: Path) -> None:
+    async def work() -> None:
+        raise ValueError("mine")
+
+    async with bench(tmp_path) as b:
+        actor = await b.create()
+        with pytest.raises(ValueError, match="mine"):
+            await asyncio.wait_for(actor.beside(work()), 30)

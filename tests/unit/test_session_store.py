@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from rlm_protocol.errors import (
     SessionNotFound,
     StoreCorrupt,
     StoreFull,
+    StoreUnavailable,
     ThinkingUnsupported,
     TurnBusy,
     Uncertain,
@@ -160,6 +162,20 @@ async def test_options_are_changed_field_by_field(tmp_path: Path) -> None:
         await actor.configure(SessionOptions(instructions="Second."))
         assert "Second." in actor.state.prompt
         assert "Be long." in actor.state.prompt
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "endless"])
+async def test_instructions_that_are_no_file_are_none(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "AGENTS.md"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to("/dev/zero")
+    async with bench(tmp_path) as b:
+        assert (await b.create()).state.opened.instruction_files == ()
 
 
 # --- get ------------------------------------------------------------------------------------------
@@ -557,6 +573,18 @@ async def test_a_fork_has_the_turns_up_to_one_and_goes_its_own_way(tmp_path: Pat
         empty = await b.create()
         assert (await b.store.fork(SessionForkParams(session_id=empty.id))).state.turns == 0
         assert not [one for one in everything_below(tmp_path) if one.endswith(".part")]
+
+
+async def test_a_journal_that_somebody_removed_is_said_by_its_path(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        session_id = await a_session(b, "a")
+        await b.store.get(session_id)
+    async with bench(tmp_path) as b:
+        actor = await b.store.get(session_id)
+        journal(tmp_path, session_id).unlink()
+        with pytest.raises(StoreUnavailable) as refused:
+            await actor.load_transcript()
+        assert refused.value.data["path"] == str(journal(tmp_path, session_id))
 
 
 async def test_a_deleted_session_is_gone_and_its_transcript_stays(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from .. import config, log, paths
 from ..rpc.context import Handlers
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
+from .visible import visible
 
 USAGE = 2
 
@@ -101,4 +102,4 @@ def say_error(program: str, error: RlmError | OSError, kept: str) -> None:
     what = error.message if isinstance(error, RlmError) else str(error)
     if isinstance(error, InternalError):
         what += f" Token: {error.data.get('token')}."
-    sys.stderr.write(f"{program}:{kind} {what} {kept}\n")
+    sys.stderr.write(visible(f"{program}:{kind} {what} {kept}\n"))

@@ -73,19 +73,15 @@ async def adrive(logic: Logic[T], stores: "StoreThread", hold: Hold) -> T:
     """Make the calls on behalf of this task and give the logic's result."""
     progress = _Progress(logic)
     call = progress.after(None)
-    known: dict[int, bool] = {}  # by id: the logic keeps the functions that it calls
+    known: dict[int, bool] = {}
     while call is not None:
         try:
             if isinstance(call, StoreCall):
                 answer = await stores.call(call.function)
+            elif _is_async(call.function, known):
+                answer = await call.function(*call.arguments)
             else:
-                function = call.function
-                if (is_async := known.get(id(function))) is None:
-                    is_async = known[id(function)] = _is_async(function)
-                if is_async:
-                    answer = await function(*call.arguments)
-                else:
-                    answer = await _in_thread(call, hold)
+                answer = await _in_thread(call, hold)
         except BaseException as why:
             call = progress.after(None, why)
         else:
@@ -120,10 +116,13 @@ async def _done(future: "asyncio.Future[Any]") -> None:
             await asyncio.wait([future])
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 -- the method itself is wanted
-    )
+def _is_async(function: Callable[..., Any], known: dict[int, bool]) -> bool:
+    """Look once, which takes long: the logic keeps its functions, so that an id stays theirs."""
+    if (found := known.get(id(function))) is None:
+        method = getattr(function, "__call__", None)  # noqa: B004 -- the method itself is wanted
+        found = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
+        known[id(function)] = found
+    return found
 
 
 class _Job(NamedTuple):

@@ -202,15 +202,22 @@ async def _attempt(actor: "SessionActor", timeout_ms: int | None) -> AsyncIterat
     That is all that runs below the session too, unless its turn is still the one that ran before:
     then that one's children are somebody else's.
     """
-    before, turn = await asyncio.to_thread(_processes, actor.kernel.pid), actor.state.turn
+    turn_id = _turn_of(actor)
+    before = await asyncio.to_thread(_processes, actor.kernel.pid)
     seconds = None if timeout_ms is None else timeout_ms / 1000
     async with asyncio.timeout(seconds):
         try:
             yield
         except asyncio.CancelledError:
-            theirs = turn is not None and actor.state.turn == turn
+            theirs = turn_id is not None and _turn_of(actor) == turn_id
             await to_the_end(_cut_short(actor, before, stop=not theirs))
             raise
+
+
+def _turn_of(actor: "SessionActor") -> str | None:
+    """Give the id of the turn that runs."""
+    turn = actor.state.turn
+    return None if turn is None else turn.turn_id
 
 
 async def _cut_short(actor: "SessionActor", spared: Container[str], *, stop: bool) -> None:

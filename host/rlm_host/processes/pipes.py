@@ -65,6 +65,7 @@ class PipeWriter:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
+        self._watching = False
         self._closing = False
         os.set_blocking(fd, False)
 
@@ -86,6 +87,7 @@ class PipeWriter:
         if len(self._waiting) == 1:
             self._flush()
             if self._waiting:
+                self._watching = True
                 self._loop.add_writer(self._fd, self._flush)
 
     def close(self, *, flush: bool = False) -> None:
@@ -96,7 +98,7 @@ class PipeWriter:
             self._closing = True
             return
         self._waiting.clear()
-        self._loop.remove_writer(self._fd)
+        self._stop_watching()
         os.close(self._fd)
         self._fd = -1
 
@@ -117,10 +119,15 @@ class PipeWriter:
             self._waiting.popleft()
             if on_taken is not None:
                 on_taken()
-        self._loop.remove_writer(self._fd)
+        self._stop_watching()
         if self._closing:
             self._closing = False
             self.close()
+
+    def _stop_watching(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._loop.remove_writer(self._fd)
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

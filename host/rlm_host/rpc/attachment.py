@@ -81,24 +81,22 @@ class ClientAttachment:
         """Queue a notification; see `context.Attachment`."""
         if self.closed:
             return
-        if not EVENTS[method].droppable:
-            self._send(method, self._encode(method, payload), payload)
-        elif self._outbox:
+        if EVENTS[method].droppable:
             self._outbox.put_droppable(method, payload)
             self._queued()
         else:
-            self._send(method, self._encode(method, payload))
+            self._send(self._encode(method, payload), payload)
 
-    def tell(self, method: str, params: Mapping[str, Any]) -> None:
-        """Queue a notification of LSP, which has no row in the registry. Never dropped."""
-        self._send_body(method, self.peer.notify, params)
+    def tell(self, method: str, params: Mapping[str, Any] | msgspec.Struct) -> None:
+        """Queue a notification that has no row of the host's: one of LSP. Never dropped."""
+        self._send(encode_headers(self.peer.notify(method, params)))
 
     def ask(self, method: str, params: Mapping[str, Any] | None) -> None:
         """Ask the client something whose answer says nothing."""
         if not self.closed:
             id_, body = self.peer.request(method, params)
             self.peer.forget(id_)
-            self._send(method, encode_headers(body))
+            self._send(encode_headers(body))
 
     async def request(self, method: str, params: Params | Mapping[str, Any]) -> msgspec.Raw:
         """
@@ -111,12 +109,12 @@ class ClientAttachment:
         id_, body = self.peer.request(method, params)
         answer: asyncio.Future[msgspec.Raw] = self._loop.create_future()
         self._asked[id_] = answer
-        self._send(method, encode_headers(body))
+        self._send(encode_headers(body))
         try:
             return await answer
         except asyncio.CancelledError:
             self.peer.forget(id_)
-            self._send_body("$/cancelRequest", self.peer.notify, CancelParams(id=id_))
+            self.tell("$/cancelRequest", CancelParams(id=id_))
             raise
         finally:
             self._asked.pop(id_, None)
@@ -131,7 +129,9 @@ class ClientAttachment:
     # --- what the connection uses -----------------------------------------------------------------
 
     def respond(self, id_: Id, result: object) -> None:
-        """Answer a request; a result that JSON cannot carry is our bug and is answered as one."""
+        """Answer a request. Raises TypeError, ValueError for a result that JSON cannot carry."""
+        if self.closed:
+            return
         try:
             body = self.peer.respond(id_, result)
         except UnicodeEncodeError:
@@ -140,6 +140,8 @@ class ClientAttachment:
 
     def fail(self, id_: Id, error: RlmError) -> None:
         """Refuse a request."""
+        if self.closed:
+            return
         try:
             body = self.peer.fail(id_, error)
         except (UnicodeEncodeError, TypeError, ValueError):
@@ -148,7 +150,7 @@ class ClientAttachment:
 
     def reply_raw(self, body: bytes) -> None:
         """Send an answer that the peer's bookkeeping has already made."""
-        self._send("", encode_headers(body))
+        self._send(encode_headers(body))
 
     def answered(self, event: Answered) -> None:
         """Hand the client's answer to whoever asked."""
@@ -202,18 +204,18 @@ class ClientAttachment:
             return encode_headers(self.peer.notify(method, _scrubbed(payload)))
 
     def _answer(self, body: bytes) -> None:
-        self._send("", encode_headers(body))
-        if not self._held:  # somebody waits for it: with what was told before, and at once
+        self._outbox.put(encode_headers(body))
+        if self._outbox.slow:
+            self._lose("slow")
+        elif not self._held:  # somebody waits for it: with what was told before, and at once
             self.flush()
+        elif self._outbox.unsent_bytes >= BURST_BYTES:
+            self._queued()
 
-    def _send_body(self, method: str, render: Callable[[str, Any], bytes], payload: object) -> None:
-        if not self.closed:
-            self._send(method, encode_headers(render(method, payload)))
-
-    def _send(self, method: str, frame: bytes, payload: object = None) -> None:
+    def _send(self, frame: bytes, payload: object = None) -> None:
         if self.closed:
             return
-        self._outbox.put(method, frame, payload)
+        self._outbox.put(frame, payload)
         if self._outbox.slow:
             self._lose("slow")
         else:
@@ -241,7 +243,8 @@ class ClientAttachment:
                 self._watch()
                 return
             self._outbox.advance(sent)
-        self._stop_watching()
+        if self._watching:
+            self._stop_watching()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -29,7 +28,6 @@ from rlm_protocol.rpc import (
     Id,
     NotificationReceived,
     RequestReceived,
-    RpcPeer,
     Violation,
     refusal,
 )
@@ -56,15 +54,16 @@ class Ended(msgspec.Struct, frozen=True):
     clean: bool
 
 
-class _Request:
+class _Request(msgspec.Struct, eq=False):
     """One request of the client, until it is answered."""
 
-    __slots__ = ("cancelled", "handler", "id", "method", "params", "task")
-
-    def __init__(self, id_: Id, method: str, handler: Handler, params: Any) -> None:
-        self.id, self.method, self.handler, self.params = id_, method, handler, params
-        self.task: asyncio.Task[None] | None = None  # that in which it waits
-        self.cancelled = False
+    id: Id
+    method: str
+    handler: Handler
+    params: Any
+    task: "asyncio.Task[None] | None" = None
+    """That in which it waits."""
+    cancelled: bool = False
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -94,7 +93,8 @@ class Connection:
     ) -> None:
         self._endpoint = endpoint
         self._services = services
-        self._handlers = handlers
+        self._offered = handlers
+        self._handlers: Mapping[str, Handler] = {}  # those offered, from `initialize` to `shutdown`
         self._workers = workers
         self._on_end = on_end
         self._on_initialize = on_initialize
@@ -103,23 +103,19 @@ class Connection:
             max_frame_bytes=CLIENT_MESSAGE_BYTES, max_header_bytes=CLIENT_HEADER_BYTES
         )
         self._open: dict[Id, _Request] = {}
-        self._ready: list[Callable[[], None]] = []
+        self._ready: list[_Request | NotificationReceived] = []
         self._initialized = False
         self._shutdown = False
         self._ended = False
-        self._idle = anyio.Event()
+        self._idle: anyio.Event | None = None  # once somebody waits for it
         self.attachment = ClientAttachment(
             endpoint,
             id_=services.attachments.next_id(),
             on_lost=lambda reason: self._end(reason, clean=reason != "slow"),
         )
+        self._peer = self.attachment.peer
         services.attachments.add(self.attachment)
         self._language = Language(services, self.attachment)
-
-    @property
-    def peer(self) -> RpcPeer:
-        """The bookkeeping of both directions."""
-        return self.attachment.peer
 
     def start(self) -> None:
         """Begin to read."""
@@ -188,8 +184,11 @@ class Connection:
             self._frames.receive_data(data)
             self._take_frames()
             ready, self._ready = self._ready, []
-            for begin in ready:
-                begin()
+            for one in ready:
+                if isinstance(one, _Request):
+                    self._begin(one)
+                else:
+                    self._language.notified(one.method, one.params)
         finally:
             self.attachment.flush()
 
@@ -197,14 +196,14 @@ class Connection:
         try:
             while not self._ended:
                 frame = self._frames.next_frame()
-                if frame is NEED_DATA:
+                if isinstance(frame, bytes):
+                    self._frame(frame)
+                elif frame is NEED_DATA:
                     return
-                if frame is None:
-                    self._end("end of stream", clean=True)
                 elif isinstance(frame, Refused):
                     self.attachment.reply_raw(refusal(frame.error))
                 else:
-                    self._frame(frame)
+                    self._end("end of stream", clean=True)
         except TruncatedFrame:
             self._end("end of stream inside a message", clean=True)
         except RlmError as error:
@@ -223,7 +222,7 @@ class Connection:
     # --- messages ---------------------------------------------------------------------------------
 
     def _frame(self, frame: bytes) -> None:
-        event = self.peer.receive(frame)
+        event = self._peer.receive(frame)
         try:
             match event:
                 case RequestReceived():
@@ -239,43 +238,49 @@ class Connection:
                         self.attachment.reply_raw(event.reply)
         except Exception as bug:  # the connection goes on: its other requests have done no wrong
             error = internal_error("the connection", bug)
-            if isinstance(event, RequestReceived) and event.id in self.peer.open_theirs:
+            if isinstance(event, RequestReceived) and event.id in self._peer.open_theirs:
                 self.attachment.fail(event.id, error)
 
-    def _requested(self, request: RequestReceived) -> None:
+    def _requested(self, asked: RequestReceived) -> None:
         try:
-            if request.method == "initialize":
-                self.attachment.respond(request.id, self._initialize(request))
-            elif not self._initialized:
-                raise NotInitialized
-            elif self._shutdown:
-                raise InvalidRequest("The connection is shutting down.")
-            elif request.method == "shutdown":
-                decode_params("shutdown", request.params)
-                self._shutdown = True
-                self.attachment.respond(request.id, None)
+            handler = self._handlers.get(asked.method)
+            if handler is not None:
+                params = decode_params(asked.method, asked.params)
+            elif (handler := self._other(asked)) is not None:
+                params = asked.params
             else:
-                self._dispatch(request)
+                return
         except RlmError as error:
-            self.attachment.fail(request.id, error)
+            self.attachment.fail(asked.id, error)
+            return
+        request = self._open[asked.id] = _Request(asked.id, asked.method, handler, params)
+        self._ready.append(request)
 
-    def _dispatch(self, request: RequestReceived) -> None:
-        method = request.method
-        params: Any = request.params
-        handler = self._handlers.get(method)
-        if handler is not None:
-            params = decode_params(method, params)
-        elif (handler := self._language.handler(method)) is None:
+    def _other(self, asked: RequestReceived) -> Handler | None:
+        """Answer what belongs to the life cycle, give the handler of what belongs to LSP."""
+        method = asked.method
+        if method == "initialize":
+            self.attachment.respond(asked.id, self._initialize(asked))
+        elif not self._initialized:
+            raise NotInitialized
+        elif self._shutdown:
+            raise InvalidRequest("The connection is shutting down.")
+        elif method == "shutdown":
+            decode_params("shutdown", asked.params)
+            self._shutdown, self._handlers = True, {}
+            self.attachment.respond(asked.id, None)
+        elif (handler := self._language.handler(method)) is not None:
+            return handler
+        else:
             row = METHODS.get(method)
             if (row is None or row.direction != "client") and method not in RESERVED:
                 raise MethodNotFound(method=method[:200])
             raise Unsupported(method=method)
-        asked = self._open[request.id] = _Request(request.id, method, handler, params)
-        self._ready.append(functools.partial(self._begin, asked))
+        return None
 
     def _begin(self, request: _Request) -> None:
         if request.cancelled:
-            self._refuse(request, RequestCancelled())
+            self.attachment.fail(request.id, RequestCancelled())
             self._settled(request, [])
         else:
             request.task = self._workers.start(self._run(request))
@@ -286,35 +291,22 @@ class Connection:
         context = Context(self._services, self.attachment, request.id, after)
         try:
             result = await request.handler(context, request.params)
+            self.attachment.respond(request.id, result)
         except asyncio.CancelledError:
-            self._refuse(request, RequestCancelled())
+            self.attachment.fail(request.id, RequestCancelled())
             raise
         except RlmError as error:
-            self._refuse(request, error)
+            self.attachment.fail(request.id, error)
         except Exception as bug:
-            self._refuse(request, internal_error(request.method, bug))
-        else:
-            self._respond(request, result)
+            self.attachment.fail(request.id, internal_error(request.method, bug))
         finally:
             self._settled(request, after)
-
-    def _respond(self, request: _Request, result: object) -> None:
-        if self.attachment.closed:
-            return
-        try:
-            self.attachment.respond(request.id, result)
-        except (TypeError, ValueError) as bug:
-            self._refuse(request, internal_error(f"the result of {request.method}", bug))
-
-    def _refuse(self, request: _Request, error: RlmError) -> None:
-        if not self.attachment.closed:
-            self.attachment.fail(request.id, error)
 
     def _settled(self, request: _Request, after: list[Callable[[], None]]) -> None:
         self._open.pop(request.id, None)
         for callback in after:
             callback()
-        if not self._open:
+        if self._idle is not None and not self._open:
             self._idle.set()
 
     def _notified(self, event: NotificationReceived) -> None:
@@ -325,9 +317,7 @@ class Connection:
                 self._cancel(event.params)
             case _ if self._initialized:
                 log.debug("%s: notification %s", self.attachment.id, event.method[:200])
-                self._ready.append(
-                    functools.partial(self._language.notified, event.method, event.params)
-                )
+                self._ready.append(event)
 
     def _cancel(self, params: msgspec.Raw) -> None:
         try:
@@ -344,7 +334,8 @@ class Connection:
         if self._initialized:
             raise InvalidRequest("The connection is initialized already.")
         params = decode_params("initialize", request.params)
-        result = initialize_result(params, frozenset(self._handlers))
+        result = initialize_result(params, frozenset(self._offered))
+        self._handlers = self._offered
         self._initialized = self.attachment.initialized = True
         self._language.initialize(params)
         self._on_initialize(params)

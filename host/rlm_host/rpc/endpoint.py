@@ -12,6 +12,7 @@ import selectors
 import socket
 import stat
 from collections.abc import Callable
+from functools import partial
 
 CHUNK_BYTES = 64 * 1024
 """Bytes taken by one read: what a pipe holds. A larger buffer is mapped anew for each read."""
@@ -80,9 +81,9 @@ class Endpoint:
     def _open(self, fd: int, access: int) -> tuple[int, Callable[[], bytes]]:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             sock = self._adopt(fd)
-            return fd, lambda: sock.recv(CHUNK_BYTES, socket.MSG_DONTWAIT)
+            return fd, partial(sock.recv, CHUNK_BYTES, socket.MSG_DONTWAIT)
         fd = _reopened(fd, access)
-        return fd, lambda: os.read(fd, CHUNK_BYTES)
+        return fd, partial(os.read, fd, CHUNK_BYTES)
 
     def _open_writer(self, fd: int) -> tuple[int, Callable[[memoryview], int]]:
         mode = os.fstat(fd).st_mode
@@ -90,7 +91,7 @@ class Endpoint:
             return fd, _sender(self._adopt(fd))
         again = _reopened(fd, os.O_WRONLY)
         if again != fd:
-            return again, lambda data: os.write(again, data)
+            return again, partial(os.write, again)
         return fd, _polled_writer(fd)
 
     def _adopt(self, fd: int) -> socket.socket:

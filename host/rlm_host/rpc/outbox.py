@@ -2,8 +2,8 @@
 What one attachment has not sent yet: ordered, bounded, pure.
 
 Rule 1: what may not be dropped leaves complete and in order.
-Rule 2: above half of the soft limit a delta is merged into the last waiting one of its kind; above
-the soft limit it is dropped, its bytes are counted, and a `session/resync` waits in its place.
+Rule 2: above half of the soft limit deltas of one kind are merged as they come; above the soft
+limit they are dropped, their bytes are counted, and a `session/resync` waits in their place.
 Rule 3: a queue that holds more undroppable bytes than the hard limit takes no more and is `slow`:
 its owner ends it. One message may be larger than the limit; what queues behind it may not.
 """
@@ -30,13 +30,16 @@ WRITE_BYTES = 64 * KIB
 
 
 class _Entry(msgspec.Struct):
-    """A message that waits. Without a `frame` it is still to be rendered from `payload`."""
+    """
+    A message that waits and is more than its frame: a delta, or a resync.
+
+    With a `payload` others may still be merged into it; without a `frame` it is to be rendered.
+    """
 
     method: str
     frame: bytes | None
     size: int
-    droppable: bool = False
-    payload: msgspec.Struct | None = None
+    payload: SessionNotification | None = None
     resync_of: str | None = None
 
 
@@ -47,9 +50,9 @@ class Outbox:
         self._encode = encode
         self._soft = soft_bytes
         self._hard = hard_bytes
-        self._queue: deque[_Entry] = deque()
+        self._queue: deque[bytes | _Entry] = deque()  # bytes: a frame that may not be dropped
         self._head: memoryview = NOTHING
-        self._in_head = 0  # entries that lie in `_head`
+        self._head_bytes = self._head_undroppable_bytes = 0
         self._undroppable_bytes = 0
         self._mergeable: dict[str, dict[str, _Entry]] = {}  # session id -> thing -> last delta
         self._cursors: dict[str, Cursor] = {}
@@ -59,34 +62,41 @@ class Outbox:
         self.slow = False
 
     def __bool__(self) -> bool:
-        return bool(self._queue)
+        return self.unsent_bytes > 0
 
-    def put(self, method: str, frame: bytes, payload: object = None) -> None:
+    def put(self, frame: bytes, payload: object = None) -> None:
         """Queue what may not be dropped. `payload` tells which session it is about, if any."""
         if isinstance(payload, SessionNotification):
             self._cursors[payload.session_id] = Cursor(gen=payload.gen, seq=payload.seq)
             self._mergeable.pop(payload.session_id, None)
-        else:
+        elif self._mergeable:
             self._mergeable.clear()
         if self._undroppable_bytes > self._hard:
             self.slow = True
             return
-        self._append(_Entry(method, frame, len(frame)))
+        size = len(frame)
+        self.unsent_bytes += size
+        self._undroppable_bytes += size
+        self._queue.append(frame)
 
     def put_droppable(self, method: str, payload: msgspec.Struct) -> None:
         """Queue, merge or drop."""
-        if self.unsent_bytes > self._soft // 2 and self._merge(payload):
+        crowded = self.unsent_bytes > self._soft // 2
+        if crowded and self._merge(payload):
             return
         frame = self._encode(method, payload)
-        if self.unsent_bytes + len(frame) > self._soft:
+        if self.unsent_bytes and self.unsent_bytes + len(frame) > self._soft:
             self.dropped_bytes += len(frame)
             self._ask_for_resync(payload)
             return
-        entry = _Entry(method, frame, len(frame), droppable=True)
-        if isinstance(payload, SessionNotification):
+        entry = _Entry(method, frame, len(frame))
+        if not crowded:
+            self._mergeable.clear()  # whatever is older: nothing overtakes this one
+        elif isinstance(payload, SessionNotification):
             entry.payload = payload
             self._mergeable.setdefault(payload.session_id, {})[_thing(payload)] = entry
-        self._append(entry)
+        self.unsent_bytes += entry.size
+        self._queue.append(entry)
 
     def head(self) -> memoryview | None:
         """Give the bytes that are to be written next, None when there are none."""
@@ -96,35 +106,41 @@ class Outbox:
 
     def advance(self, sent_bytes: int) -> None:
         """Note that so much of the head is gone."""
-        self._head = self._head[sent_bytes:]
-        if self._head:
+        if sent_bytes < len(self._head):
+            self._head = self._head[sent_bytes:]
             return
-        for _ in range(self._in_head):
-            entry = self._queue.popleft()
-            self._resize(entry, 0)
-            if entry.resync_of is not None:
-                self._resyncs.discard(entry.resync_of)
-        self._in_head = 0
+        self._head = NOTHING
+        self.unsent_bytes -= self._head_bytes
+        self._undroppable_bytes -= self._head_undroppable_bytes
 
     def _next_head(self) -> memoryview:
         """Join the next messages, at least one and no more than reach WRITE_BYTES."""
-        frames, size = [], 0
-        for entry in self._queue:
-            frames.append(self._frame_of(entry))
-            size += entry.size
-            if size >= WRITE_BYTES:
-                break
-        self._in_head = len(frames)
-        return memoryview(frames[0] if len(frames) == 1 else b"".join(frames))
+        queue = self._queue
+        frames: list[bytes] = []
+        size = undroppable = 0
+        while queue and size < WRITE_BYTES:
+            entry = queue.popleft()
+            if isinstance(entry, bytes):
+                frame = entry
+                undroppable += len(frame)
+            else:
+                frame = self._rendered(entry)
+                if entry.resync_of is not None:
+                    undroppable += len(frame)
+            frames.append(frame)
+            size += len(frame)
+        self._head_bytes, self._head_undroppable_bytes = size, undroppable
+        return memoryview(b"".join(frames))
 
-    def _frame_of(self, entry: _Entry) -> bytes:
-        """Render an entry that is being sent: from now on nothing is merged into it."""
+    def _rendered(self, entry: _Entry) -> bytes:
+        """Give the frame of an entry that is being sent: nothing is merged into it any more."""
+        if entry.resync_of is not None:
+            self._resyncs.discard(entry.resync_of)
         if entry.payload is not None:
+            self._forget(entry.payload)
             if entry.frame is None:
                 entry.frame = self._encode(entry.method, entry.payload)
-                self._resize(entry, len(entry.frame))
-            self._forget(entry.payload)
-            entry.payload = None
+                self.unsent_bytes += len(entry.frame) - entry.size
         assert entry.frame is not None
         return entry.frame
 
@@ -132,20 +148,9 @@ class Outbox:
         """Throw everything away: nobody will read it."""
         self._queue.clear()
         self._mergeable.clear()
-        self.unsent_bytes = self._undroppable_bytes = self._in_head = 0
+        self.unsent_bytes = self._undroppable_bytes = 0
+        self._head_bytes = self._head_undroppable_bytes = 0
         self._head = NOTHING
-
-    def _append(self, entry: _Entry) -> None:
-        self.unsent_bytes += entry.size
-        if not entry.droppable:
-            self._undroppable_bytes += entry.size
-        self._queue.append(entry)
-
-    def _resize(self, entry: _Entry, size: int) -> None:
-        self.unsent_bytes += size - entry.size
-        if not entry.droppable:
-            self._undroppable_bytes += size - entry.size
-        entry.size = size
 
     def _merge(self, payload: msgspec.Struct) -> bool:
         if not isinstance(payload, SessionNotification):
@@ -157,14 +162,13 @@ class Outbox:
         grown = _text_bytes(payload) if not isinstance(payload, UsageUpdated) else 0
         if self.unsent_bytes + grown > self._soft:
             return False
-        entry.payload = merged
-        entry.frame = None
-        self._resize(entry, entry.size + grown)
+        entry.payload, entry.frame = merged, None
+        entry.size += grown
+        self.unsent_bytes += grown
         return True
 
-    def _forget(self, payload: msgspec.Struct) -> None:
+    def _forget(self, payload: SessionNotification) -> None:
         """Let nothing be merged into a delta that is being sent."""
-        assert isinstance(payload, SessionNotification)
         of_session = self._mergeable.get(payload.session_id, {})
         last = of_session.get(_thing(payload))
         if last is not None and last.payload is payload:
@@ -179,10 +183,12 @@ class Outbox:
         cursor = self._cursors.get(session_id, Cursor(gen=payload.gen, seq=payload.seq))
         notice = SessionResync(session_id=session_id, seq=cursor.seq, gen=cursor.gen, cursor=cursor)
         frame = self._encode("session/resync", notice)
-        self._append(_Entry("session/resync", frame, len(frame), resync_of=session_id))
+        self.unsent_bytes += len(frame)
+        self._undroppable_bytes += len(frame)
+        self._queue.append(_Entry("session/resync", frame, len(frame), resync_of=session_id))
 
 
-def merge(old: object, new: object) -> msgspec.Struct | None:
+def merge(old: object, new: object) -> SessionNotification | None:
     """Give one notification that says what both say, or None when they cannot be joined."""
     if isinstance(old, ItemDelta) and isinstance(new, ItemDelta):
         fits = (old.item_id, old.channel, old.offset + len(old.text)) == (

@@ -7,6 +7,7 @@ lock beside the socket is held for life, so that a stale socket can be told from
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -179,6 +180,8 @@ def peer_of(sock: socket.socket) -> Peer | None:
 def _bound(path: Path) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(errno.EEXIST, "something else lies there")  # somebody's file
         path.unlink(missing_ok=True)  # whoever made it is dead: we hold its lock
         old = os.umask(0o177)
         try:

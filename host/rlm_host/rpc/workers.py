@@ -10,8 +10,9 @@ asyncio which task runs are those of "Extending asyncio" (Python library referen
 
 import asyncio
 import contextvars
+import functools
 import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Self
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,13 @@ class _Body(Work):
     def __init__(self, parking: "asyncio.Future[None]") -> None:
         self._parking = parking
         self._parked = parking.__await__()
+        self._on_end: Callable[[], None] = lambda: None
         self._work: Work | None = None
         self._waits_for: list[Any] = []  # what the work waits for, until the task does
 
-    def take(self, work: Work, waits_for: Any) -> None:
-        """Go on with `work`, which has stopped at `waits_for`."""
-        self._work = work
+    def take(self, work: Work, waits_for: Any, on_end: Callable[[], None]) -> None:
+        """Go on with `work`, which has stopped at `waits_for`; `on_end`: it has ended well."""
+        self._work, self._on_end = work, on_end
         self._waits_for.append(waits_for)
         self._parking.set_result(None)
 
@@ -40,7 +42,13 @@ class _Body(Work):
         """Do the task's next step."""
         if self._work is None:
             return next(self._parked)
-        return self._waits_for.pop() if self._waits_for else self._work.send(value)
+        if self._waits_for:
+            return self._waits_for.pop()
+        try:
+            return self._work.send(value)
+        except StopIteration:
+            self._on_end()
+            raise
 
     def throw(self, *why: Any) -> Any:
         """Do the task's next step, which begins with an error: it is cancelled."""
@@ -99,7 +107,7 @@ class Workers:
             return None
         finally:
             asyncio._leave_task(self._loop, task)
-        body.take(work, waits_for)
+        body.take(work, waits_for, functools.partial(self._ended_well, task))
         self._spare = self._new()
         return task
 
@@ -110,6 +118,11 @@ class Workers:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task, body, context
+
+    def _ended_well(self, task: "asyncio.Task[None]") -> None:
+        """Spare the loop the pass in which it would call `_ended`, which has nothing to say."""
+        task.remove_done_callback(self._ended)
+        self._tasks.discard(task)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

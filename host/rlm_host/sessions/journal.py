@@ -116,7 +116,6 @@ class Journal:
         at_ms, seq = self._now_ms(), self._next_seq
         line = r.encode_line(record, seq=seq, gen=self._place.gen, at_ms=at_ms)
         future: asyncio.Future[r.Entry] = self._loop.create_future()
-        future.add_done_callback(_retrieve)
         self._next_seq += 1
         self._waiting.append((r.Entry(seq, self._place.gen, at_ms, record), line, future))
         self._at_rest.clear()
@@ -187,6 +186,7 @@ class Journal:
         for _, _, future in batch:
             if not future.done():
                 future.set_exception(error)
+                future.exception()  # retrieved: it is logged above, and may have been dropped
 
     # --- in the executor: one call at a time ---
 
@@ -242,8 +242,3 @@ def store_error(why: OSError, path: str) -> RlmError:
         path=path,
         reason=why.strerror or str(why),
     )
-
-
-def _retrieve(future: asyncio.Future[r.Entry]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -321,6 +321,21 @@ class Recorded:
         task.add_done_callback(self._disown)
         return task
 
+    def beside(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        """
+        Own work that goes on when the caller who awaits it is cancelled, as `adopt` owns a task.
+
+        It is `asyncio.shield` without its passes of the loop: the work itself wakes the caller.
+        """
+        told: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def over(_: object) -> None:  # cancelled, maybe before it began
+            work.close()
+            told.cancel()
+
+        self.adopt(asyncio.ensure_future(_tell(told, work))).add_done_callback(over)
+        return told
+
     def launch(self, task: "asyncio.Future[T] | Coroutine[Any, Any, T]") -> "asyncio.Future[T]":
         """Own a task that nobody awaits: its error is logged."""
         owned = self.adopt(asyncio.ensure_future(task))
@@ -361,3 +376,15 @@ class Recorded:
         for found in self._read(offset=offset, after_seq=before):
             if found.entry.seq > seq:
                 yield found
+
+
+async def _tell(told: "asyncio.Future[T]", work: Coroutine[Any, Any, T]) -> None:
+    """Do the work, and hand its outcome to whoever still waits for it."""
+    try:
+        result = await work
+    except Exception as why:
+        if not told.done():
+            told.set_exception(why)
+    else:
+        if not told.done():
+            told.set_result(result)

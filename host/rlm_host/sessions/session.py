@@ -245,7 +245,7 @@ class SessionActor(Recorded):
         """Accept and run a turn. A caller that is cancelled meanwhile leaves a whole one behind."""
         turn = self._turn = Turn(self, accepted.turn_id, accepted.output_schema)
         self._idle.clear()
-        await asyncio.shield(self.adopt(asyncio.ensure_future(self._accept(turn, accepted, items))))
+        await self.beside(self._accept(turn, accepted, items))
         return accepted.turn_id
 
     async def _accept(
@@ -350,11 +350,8 @@ class SessionActor(Recorded):
         item_id = self.new_id("cell")
         if silent:
             return await self.cells.run_silent(code, item_id=item_id)
-        running = self.adopt(
-            asyncio.ensure_future(self.cells.run(code, item_id=item_id, author=author))
-        )
         try:
-            run = await asyncio.shield(running)
+            run = await self.beside(self.cells.run(code, item_id=item_id, author=author))
         except asyncio.CancelledError:
             self.kernel.interrupt(item_id)
             raise

@@ -52,13 +52,14 @@ from .sqlite_rows import (
     LAYOUT,
     SqliteRun,
     act,
-    append_next,
+    advance,
     copy_beginning,
     find_event,
     find_run,
     find_runs,
     insert_events,
     insert_history,
+    insert_next,
     insert_run,
     is_half_done,
     leave,
@@ -308,38 +309,25 @@ class SqliteRunStore:
         process, after = self._here(), head_columns(head)
 
         def work(db: apsw.Connection) -> Appended:
-            if len(events) == 1 and status == "running":
-                control = append_next(
-                    db,
-                    lease,
-                    events[0],
-                    after,
-                    expires_ms=self._expiry(lease.ttl_ms),
-                    now_ms=self._now_ms(),
-                )
-                if control is not None:
-                    return Appended(fresh=True, control=control)
+            now_ms = self._now_ms()
+            changed = {**after, "expires_ms": self._expiry(lease.ttl_ms), "now_ms": now_ms}
+            if (
+                len(events) == 1
+                and status == "running"
+                and insert_next(db, lease, events[0], now_ms)
+            ):
+                return Appended(fresh=True, control=advance(db, lease.run_id, 1, changed))
             run = find_run(db, lease.run_id)
             if run.token != lease.token:
                 raise lost(lease)
             fresh = missing(db, run, lease.token, events)
             if not fresh:
                 return Appended(fresh=False, control=run.control)
-            seq = insert_events(db, _fenced(run, lease), lease.token, fresh, self._now_ms())
-            db.execute(
-                "UPDATE runs SET seq=:seq, head=:head, head_sum=:head_sum, expires_ms=:expires_ms,"
-                " claims=1, updated_at_ms=:now_ms WHERE id=:id",
-                {
-                    **after,
-                    "seq": seq,
-                    "expires_ms": self._expiry(lease.ttl_ms),
-                    "now_ms": self._now_ms(),
-                    "id": run.id,
-                },
-            )
+            insert_events(db, _fenced(run, lease), lease.token, fresh, now_ms)
+            control = advance(db, lease.run_id, len(fresh), changed)
             if status != "running":
                 leave(db, run, lease.token, status, reason)
-            return Appended(fresh=True, control=run.control)
+            return Appended(fresh=True, control=control)
 
         appended = process.writer.write(work)
         if status != "running":

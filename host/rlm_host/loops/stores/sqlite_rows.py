@@ -16,6 +16,7 @@ from .base import Control, EventRow, Lease, RunRow
 from .rows import (
     Change,
     StoredRun,
+    checksum,
     event_columns,
     event_row,
     head_columns,
@@ -123,35 +124,29 @@ def insert_events(
     return seq
 
 
-def append_next(
-    db: apsw.Connection,
-    lease: Lease,
-    event: Event,
-    head: dict[str, Any],
-    *,
-    expires_ms: int,
-    now_ms: int,
-) -> Control | None:
+def insert_next(db: apsw.Connection, lease: Lease, event: Event, at_ms: int) -> bool:
     """
-    Write the event that almost every append is: one that is new, under a lease that is alive.
+    Write an event if it is new and its lease alive, as almost all are.
 
-    Two statements, for nothing is read that they can check themselves. Returns what operators want
-    of the run, or None: then nothing was written, for a reason that is still to be found.
+    One statement, for nothing is read that it can check by itself. On False nothing was written,
+    for a reason that is still to be found.
     """
-    _, key, token, at_ms, body_sum, body = event_columns(
-        0, records.key_of(event, lease.token), lease.token, now_ms, event
-    )
+    key = records.key_of(event, lease.token)
+    body = records.encode(event)
     db.execute(
-        "INSERT INTO events SELECT id, seq+1, ?, ?, ?, ?, ? FROM runs WHERE run_id=? AND token=?"
-        " AND owner IS NOT NULL AND status='running' ON CONFLICT DO NOTHING",
-        (key, token, at_ms, body_sum, body, lease.run_id, lease.token),
+        "INSERT INTO events SELECT id, seq+1, ?, token, ?, ?, ? FROM runs WHERE run_id=?"
+        " AND token=? AND owner IS NOT NULL AND status='running' ON CONFLICT DO NOTHING",
+        (key, at_ms, checksum(key, body), body, lease.run_id, lease.token),
     )
-    if not db.changes():
-        return None
+    return bool(db.changes())
+
+
+def advance(db: apsw.Connection, run_id: str, events: int, columns: dict[str, Any]) -> Control:
+    """Write what a run's line says after so many more events; give what operators want of it."""
     cancel, pause = db.execute(
-        "UPDATE runs SET seq=seq+1, head=?, head_sum=?, expires_ms=?, claims=1, updated_at_ms=?"
-        " WHERE run_id=? RETURNING cancel, pause",
-        (head["head"], head["head_sum"], expires_ms, now_ms, lease.run_id),
+        "UPDATE runs SET seq=seq+:events, head=:head, head_sum=:head_sum, expires_ms=:expires_ms,"
+        " claims=1, updated_at_ms=:now_ms WHERE run_id=:run_id RETURNING cancel, pause",
+        {**columns, "events": events, "run_id": run_id},
     ).get
     return Control(cancel=cancel, pause=pause)
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -191,6 +192,7 @@ class TemporalRuns:
                     msgspec.to_builtins(begin),
                     id=_id(run_id),
                     task_queue=self.queue,
+                    task_timeout=timedelta(milliseconds=self._settings.task_ms),
                     id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                     search_attributes=TypedSearchAttributes(attributes),
                 )
