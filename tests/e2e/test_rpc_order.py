@@ -1,5 +1,6 @@
-"""What lies in one write of the client begins in its order."""
+"""The order of messages on the wire, in both directions."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from support.fake_client import host_env
 from support.raw_host import Host, notification, request
 
 DEADLINE_S = 60
+COMMAND = (sys.executable, "-P", "-m", "rlm_host")
 URI = "file:///demo.py"
 
 
@@ -22,8 +24,7 @@ def test_a_request_sees_the_document_as_it_is_at_its_place_in_the_stream(tmp_pat
             "textDocument/didChange", {"textDocument": document, "contentChanges": changes}
         )
 
-    command = (sys.executable, "-P", "-m", "rlm_host")
-    with Host(command, deadline_s=DEADLINE_S, home=tmp_path, env=host_env(tmp_path)) as host:
+    with Host(COMMAND, deadline_s=DEADLINE_S, home=tmp_path, env=host_env(tmp_path)) as host:
         host.initialize()
         host.say(notification("textDocument/didOpen", {"textDocument": item}))
         host.say(request(1, "textDocument/codeLens", lens))
@@ -38,3 +39,19 @@ def test_a_request_sees_the_document_as_it_is_at_its_place_in_the_stream(tmp_pat
         found = [len(host.answer(n)["result"]) for n in (2, 3, 4)]
     assert per_cell > 0
     assert found == sorted(set(found))
+
+
+def test_nothing_is_heard_of_a_turn_before_its_answer(tmp_path: Path) -> None:
+    with Host(COMMAND, deadline_s=DEADLINE_S, home=tmp_path, env=host_env(tmp_path)) as host:
+        host.initialize()
+        params = {"cwd": str(tmp_path), "model": "scripted/steps"}
+        session_id = host.result("session/create", params)["session"]["id"]
+        for n in range(20):
+            since = len(host.notes)
+            text = {"type": "text", "text": json.dumps([{"text": str(n)}])}
+            answer = host.ask("turn/start", {"sessionId": session_id, "input": [text]})
+            turn_id = answer["result"]["turnId"]
+            while host.note("turn/completed", since)["params"]["turnId"] != turn_id:
+                since += 1
+            told = [place for place, one in enumerate(host.order) if turn_id in json.dumps(one)]
+            assert host.order[told[0]] is answer

@@ -74,8 +74,12 @@ async def test_a_fork_has_the_names_of_its_turn(tmp_path: Path) -> None:
     assert not my_children()
 
 
-async def test_a_fork_at_the_last_turn_saves_what_is_not_saved_yet(tmp_path: Path) -> None:
-    async with family(tmp_path, snapshot_after_ms=50) as host:
+@pytest.mark.parametrize("after_ms", [0, 50, 60_000])
+async def test_a_fork_at_the_last_turn_saves_what_is_not_saved_yet(
+    tmp_path: Path, after_ms: int
+) -> None:
+    """Also while it is being saved: with 0 that begins right behind the cell."""
+    async with family(tmp_path, snapshot_after_ms=after_ms) as host:
         root = await host.root()
         await host.say(root, "run: fresh = [1, 2]")
         fork = await host.store.fork(SessionForkParams(session_id=root.id))

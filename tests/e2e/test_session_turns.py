@@ -92,16 +92,6 @@ async def test_usage_is_told_with_the_budget_that_it_is_held_to(tmp_path: Path) 
         assert {name: value for name, value in told["budget"].items() if value} == budget
 
 
-async def test_nothing_is_heard_of_a_turn_before_its_answer(tmp_path: Path) -> None:
-    async with spawned(tmp_path) as client:
-        session_id = await create(client, tmp_path)
-        for n in range(20):
-            turn_id = await start(client, session_id, {"text": str(n)})
-            answer = next(n for n, line in enumerate(client.story) if turn_id in line)
-            assert client.story[answer].startswith("<-- turn/start "), client.story[answer]
-            await ended(client, turn_id)
-
-
 async def test_people_use_the_same_kernel(tmp_path: Path) -> None:
     async with spawned(tmp_path) as client:
         session_id = await create(client, tmp_path)

@@ -62,7 +62,7 @@ class Saving:
             self._quiet.cancel()
 
     async def unsaved(self) -> None:
-        """Save what is newer than the last snapshot, behind cells that run or wait."""
+        """Save what is newer than the last snapshot, behind what runs or waits: a save, say."""
         if self._unsaved:
             await self._worker.put(self.quietly)
 

@@ -282,8 +282,9 @@ class SessionKernel:
         return await self._worker.put(lambda: self._saving.now(prune_oversized=prune_oversized))
 
     async def save_unsaved(self) -> None:
-        """Save what is newer than the last snapshot, behind cells that run or wait."""
-        await self._saving.unsaved()
+        """Save what is newer than the last snapshot, unless a cell runs or waits."""
+        if not self._cells:
+            await self._saving.unsaved()
 
     async def unload(self) -> bool:
         """

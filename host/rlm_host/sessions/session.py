@@ -24,7 +24,7 @@ from rlm_protocol.session import (
 from rlm_protocol.turn import QueuedInput
 from rlm_protocol.usage import Budget
 
-from ..kernels.cell import KernelStatus, SnapshotReport
+from ..kernels.cell import SnapshotReport
 from ..models.catalog import check_thinking
 from ..paths import Directory
 from .approvals import Approvals
@@ -374,8 +374,7 @@ class SessionActor(Recorded):
 
     async def save_unsaved(self) -> None:
         """Save the namespace if a resting kernel has names that are newer than its snapshot."""
-        if self.kernel.status is KernelStatus.IDLE:
-            await self.kernel.save_unsaved()
+        await self.kernel.save_unsaved()
 
     def inherited(self) -> SessionOptions:
         """Give the options with the values of variables: what a child starts from."""
