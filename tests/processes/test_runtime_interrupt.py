@@ -39,7 +39,7 @@ CELLS = {
     "print loop": "while True: print('x' * 1000)",
     "slow repr": "class R:\n def __repr__(self):\n  import time; time.sleep(60)\nR()",
     "slow str of an error": "class E(Exception):\n def __str__(self):\n  import time; time.sleep(60)\nraise E",
-    "starved": "import asyncio, time\nasync def bg(): time.sleep(60)\nt = asyncio.create_task(bg())\nawait asyncio.sleep(60)",
+    "starved": "import asyncio, time\nasync def bg(): print('deep', flush=True); time.sleep(60)\nt = asyncio.create_task(bg())\nawait asyncio.sleep(60)",
     "except Exception": "import asyncio\ntry: await asyncio.sleep(60)\nexcept Exception: pass",
     "sync except Exception": "import time\ntry: time.sleep(60)\nexcept Exception: pass",
     "async for": "import asyncio\nasync def g():\n while True:\n  await asyncio.sleep(0)\n  yield 1\nasync for _ in g(): pass",
@@ -56,6 +56,8 @@ def check(runtime: Runtime, code: str, *, ring: bool) -> None:
         runtime.until(lambda e: "go" in e.get("text", ""))
     else:
         id_ = runtime.started(GO + code)
+    if "deep" in code:  # else the interrupt may come before the task has begun, and ends the cell
+        runtime.until(lambda e: "deep" in e.get("text", ""))
     runtime.interrupt(id_, ring=ring)
     got = runtime.until_done(id_)
     assert got.status == "error"
