@@ -16,7 +16,6 @@ from .. import config, log, paths
 from ..rpc.context import Handlers
 from ..rpc.lifetime import Lifetime
 from ..rpc.services import Services
-from .visible import visible
 
 USAGE = 2
 
@@ -98,6 +97,8 @@ async def _run(launch: Launch, app: App, serve: Serve, socket: Path | None) -> i
 
 def say_error(program: str, error: RlmError | OSError, kept: str) -> None:
     """Tell a person, in one line, what happened and what was kept."""
+    from .visible import visible
+
     kind = f" [{error.kind}]" if isinstance(error, RlmError) else ""
     what = error.message if isinstance(error, RlmError) else str(error)
     if isinstance(error, InternalError):
