@@ -77,8 +77,10 @@ class Outbox:
         Left to the flusher all the same when flushes come thick, or when the host does not read.
         """
         now = _clock.monotonic()
-        if self._flushed_until > now + _FLUSH_BURST_S or not self.items:
+        if self._flushed_until > now + _FLUSH_BURST_S:
             return
+        if not self.items and not self._shipper:
+            return  # else another thread has taken it, and may need the GIL to write it
         self._flushed_until = max(self._flushed_until, now) + _FLUSH_S
         if self._wire.takes_more():
             self.ship()

@@ -125,6 +125,8 @@ class Inbox:
         self.fd = fd
         self._receiver = LineReceiver(max_frame_bytes=KERNEL_REQUEST_BYTES)
         self._lock = allocate_lock()
+        self._main = get_ident()
+        self._main_inside = False
         self._wanted = False  # to read, by a context that could not
         self._whole = True  # nothing of an unfinished line is in the receiver
         self._looker = _Looker((fd,))
@@ -140,13 +142,17 @@ class Inbox:
         """
         Give the lines that have arrived, and keep other contexts from reading until `release`.
 
-        None when another context is at it. At most `_READS` reads: whoever calls serves what it got
-        before it asks again. Afterwards `ended` tells whether the stream is over.
+        None when another context is at it: to a signal's handler, the main thread that it has
+        interrupted; to other threads, whoever came first. The main thread waits for those, which
+        may need the GIL to be done: it may be on its way back to code that never gives it up.
+
+        At most `_READS` reads: whoever calls serves what it got before it asks again. Afterwards
+        `ended` tells whether the stream is over.
 
         Args:
             seen_after: bytes lay unread after so many reads; if it is still as many, they still do.
         """
-        if not self._lock.acquire(False):
+        if not self._enter():
             self._wanted = True
             return None
         try:
@@ -158,13 +164,23 @@ class Inbox:
                 self._read_on(lines)
             return lines
         except BaseException:
-            self._lock.release()
+            self.release()
             raise
 
     def release(self) -> bool:
         """Let others read. True when one of them wanted to: take again, and in its place."""
         self._lock.release()
+        if get_ident() == self._main:
+            self._main_inside = False
         return self._wanted
+
+    def _enter(self) -> bool:
+        if get_ident() != self._main:
+            return self._lock.acquire(False)
+        if self._main_inside:
+            return False
+        self._main_inside = True
+        return self._lock.acquire()
 
     def _read_on(self, lines: list[bytes | Refused]) -> None:
         """Add what else has arrived."""

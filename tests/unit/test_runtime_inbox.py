@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -101,5 +102,40 @@ def test_who_could_not_read_is_not_forgotten(pipe: tuple[int, int]) -> None:
     assert inbox.take() is None, "it is not sorted yet"
     assert inbox.release()
     assert taken(inbox) == [b"b"]
+    for fd in inbox.own_fds[1:]:
+        os.close(fd)
+
+
+def test_the_main_thread_waits_for_another_that_reads(pipe: tuple[int, int]) -> None:
+    """It may come from code that never gives up the GIL, which the other needs to be done."""
+    inbox = Inbox(pipe[0])
+    reading = threading.Event()
+
+    def read() -> None:
+        assert inbox.take() == []
+        reading.set()
+        while not inbox._main_inside:
+            continue
+        inbox.release()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    reading.wait()
+    os.write(pipe[1], b"a\n")
+    assert taken(inbox) == [b"a"]
+    thread.join()
+    for fd in inbox.own_fds[1:]:
+        os.close(fd)
+
+
+def test_another_thread_does_not_wait_for_the_main_one(pipe: tuple[int, int]) -> None:
+    inbox = Inbox(pipe[0])
+    assert inbox.take() == []
+    got: list[object] = []
+    thread = threading.Thread(target=lambda: got.append(inbox.take()))
+    thread.start()
+    thread.join()
+    assert got == [None]
+    assert inbox.release(), "it wanted to"
     for fd in inbox.own_fds[1:]:
         os.close(fd)
