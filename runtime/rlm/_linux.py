@@ -159,6 +159,16 @@ def kill_descendants(reap: Callable[[], bool], without: Collection[int] = ()) ->
         time.sleep(0.001)
 
 
+def reap() -> bool:
+    """Reap every child that has ended. Tells whether there is any other; that is certain."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+        except ChildProcessError:
+            return False
+
+
 def threads() -> int:
     """Count the threads of this process; one that is just ending gets a moment. 0: unknown."""
     deadline = time.monotonic() + _THREAD_ENDS_S

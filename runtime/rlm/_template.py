@@ -30,6 +30,8 @@ EVERY_KERNEL = ("_boot", "_bootstrap", "_bash")
 GUARDS_END_S = 2.0
 """After the host is gone its guards may take this long to end by themselves."""
 _ORDER_BYTES = 64 * 1024
+_LOOKS = 3
+"""The list of children may pass over some while another ends (proc(5))."""
 _FORK_FDS = 5
 
 
@@ -161,7 +163,10 @@ class _Template:
 
     def _reap(self) -> bool:
         """Reap what has ended, but guards. Tells whether any other child is left."""
-        others = set(_linux.children(os.getpid())).difference(self._guards.values())
+        if not self._guards:
+            return _linux.reap()
+        found = (_linux.children(os.getpid()) for _ in range(_LOOKS))
+        others = set().union(*found).difference(self._guards.values())
         for pid in others:
             os.waitpid(pid, os.WNOHANG)
         return bool(others)
