@@ -63,7 +63,10 @@ def renew() -> None:
 def receive(link: socket.socket, size: int) -> tuple[bytes, list[int]]:
     """Give one datagram and the descriptors with it; b"" at the end, or when it was cut."""
     room = socket.CMSG_SPACE(16 * 4)
-    data, extras, flags, _ = link.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, extras, flags, _ = link.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # the other end was killed before it had read what we said
+        return b"", []
     fds = [
         int.from_bytes(packed[at : at + 4], sys.byteorder)
         for level, kind, packed in extras

@@ -208,6 +208,25 @@ def test_a_guard_killed_after_its_host_leaves_nothing(tmp_path: Path) -> None:
         eventually(lambda: not any(map(alive, tree)), f"the end of all {tree}", 10)
 
 
+def test_a_host_killed_with_news_unread_leaves_nothing(tmp_path: Path) -> None:
+    """What it has not read makes the template's next look at their link an error, not its end."""
+    with small_host(tmp_path, LEFT + EMPTIED) as pids:
+        template, guard = pids["template"], pids["guard"]
+        below = facts.descendants(pids["host"])
+        tree = [fact.pid for fact in below]
+        (spare,) = (f.pid for f in below if f.parent == template and f.pid != guard)
+        os.kill(pids["host"], signal.SIGSTOP)
+        os.kill(spare, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{spare}").exists(), "the end of the spare")
+        wchan = Path(f"/proc/{template}/wchan")
+        eventually(lambda: "poll" in wchan.read_text(), "the template has told of it")
+        os.kill(guard, signal.SIGSTOP)
+        os.kill(pids["host"], signal.SIGKILL)
+        eventually(lambda: not alive(pids["host"]), "the end of the host")
+        os.kill(guard, signal.SIGKILL)
+        eventually(lambda: not any(map(alive, tree)), f"the end of all {tree}", 10)
+
+
 def test_a_host_killed_between_two_kernels_leaves_nothing(tmp_path: Path) -> None:
     """The second gets ready while the first cannot be ended yet: its guard does not answer."""
     with small_host(tmp_path, LEFT) as pids:
